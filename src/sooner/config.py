@@ -1,0 +1,64 @@
+"""How the engine is set up, and the budget of one draft. Knows nothing of models or requests."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from sooner.errors import ConfigError
+
+MAX_K = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """How much one request may guess in one step: longest path, most children a node, nodes in all.
+
+    Zero nodes or depth means: do not draft. `Budget.chain(k)` is a plain chain of up to k tokens.
+    """
+
+    depth: int
+    width: int
+    nodes: int
+
+    def __post_init__(self) -> None:
+        for name in ("depth", "width", "nodes"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 0:
+                raise ConfigError(f"budget {name} must be a whole number, 0 or more, got {value!r}.")
+
+    @staticmethod
+    def chain(k: int) -> Budget:
+        return Budget(depth=k, width=1, nodes=k)
+
+    def within(self, depth: int, nodes: int) -> Budget:
+        """The same budget, no deeper than `depth` and no larger than `nodes` (negative counts as 0)."""
+        return Budget(min(self.depth, max(depth, 0)), self.width, min(self.nodes, max(nodes, 0)))
+
+    @property
+    def empty(self) -> bool:
+        return self.depth == 0 or self.nodes == 0 or self.width == 0
+
+
+@dataclass(frozen=True, slots=True)
+class EngineConfig:
+    """Limits of the engine.
+
+    max_requests: requests in flight at once; each holds one lane of keys and values.
+    step_rows: most rows (prompt tokens, root and draft nodes together) in one pass of the target.
+    chunk_rows: most rows of one prompt in one pass.
+    """
+
+    max_requests: int = 16
+    step_rows: int = 1024
+    chunk_rows: int = 512
+
+    def __post_init__(self) -> None:
+        for name in ("max_requests", "step_rows", "chunk_rows"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ConfigError(f"{name} must be a whole number, at least 1, got {value!r}.")
+        if self.step_rows < self.max_requests:
+            raise ConfigError(
+                f"step_rows ({self.step_rows}) must be at least max_requests ({self.max_requests}): "
+                "every running request needs one row a step."
+            )

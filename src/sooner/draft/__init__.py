@@ -1,0 +1,1 @@
+"""Drafters: whatever guesses the next tokens. A drafter decides speed, never text."""

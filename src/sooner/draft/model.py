@@ -1,0 +1,140 @@
+"""A smaller causal model as drafter: it draws a chain, one pass a token. Knows nothing of acceptance.
+
+Its lanes follow the text by content: whatever became of the last draft, `settle` finds what is still
+right and the next segment holds what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from sooner.config import Budget
+from sooner.core import noise
+from sooner.core.law import LawParams, law, shape
+from sooner.core.step import Segment, pack
+from sooner.core.tree import EMPTY, Draft, chain
+from sooner.draft.protocol import Context, Outcome
+from sooner.errors import ConfigError
+from sooner.model.protocol import Model
+
+_CHUNK = 512  # rows of one request in one pass while catching up with a prompt
+
+
+@dataclass(slots=True)
+class _Chain:
+    """A draft in the making: where it came from and the tokens and laws drawn so far."""
+
+    context: Context
+    lane: int
+    depth: int
+    tokens: list[int] = field(default_factory=list)
+    probs: list[Tensor] = field(default_factory=list)
+    done: bool = False
+
+    def next_segment(self, model: Model) -> Segment:
+        known = [*self.context.tokens, *self.tokens]
+        held = model.lanes.settle(self.lane, known[:-1])
+        missing = known[held : held + _CHUNK]
+        return Segment(self.lane, held, tuple(missing), law=held + len(missing) == len(known))
+
+
+class ModelDrafter:
+    """Chains drawn from `model`.
+
+    vocab: width of the target's logits. The model's own may be wider or narrower by padding.
+    confidence: drafting stops *after* a token that the model gave less than this probability; such a
+        token is still proposed, since leaving out drawn tokens would bias the output. 0 = never stop.
+    """
+
+    name = "model"
+    taps: tuple[int, ...] = ()
+
+    def __init__(self, model: Model, vocab: int, confidence: float = 0.4) -> None:
+        if not 0 <= confidence <= 1:
+            raise ConfigError(f"confidence must be from 0 to 1, got {confidence}.")
+        self.model = model
+        self._vocab = vocab
+        self._shared = min(vocab, model.vocab_size)
+        self._confidence = confidence
+        self._lanes: dict[str, int] = {}
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        chains = [self._start(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
+        while active := [c for c in chains if c is not None and not c.done]:
+            self._advance(active)
+        return [EMPTY if c is None else self._finish(c) for c in chains]
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """The text of the next context says it all."""
+
+    def forget(self, request_id: str) -> None:
+        lane = self._lanes.pop(request_id, None)
+        if lane is not None:
+            self.model.lanes.close(lane)
+
+    def _start(self, context: Context, budget: Budget) -> _Chain | None:
+        limit = self.model.context_limit
+        depth = min(budget.depth, budget.nodes) if budget.width else 0
+        if limit is not None:
+            depth = min(depth, limit - len(context.tokens) + 1)
+        if depth <= 0 or max(context.tokens) >= self.model.vocab_size:
+            return None
+        lane = self._lanes.get(context.request_id)
+        if lane is None:
+            lane = self._lanes[context.request_id] = self.model.lanes.open()
+        return _Chain(context, lane, depth)
+
+    def _advance(self, chains: Sequence[_Chain]) -> None:
+        """One pass for all chains; those that are up to date draw one token each."""
+        segments = [c.next_segment(self.model) for c in chains]
+        step = pack(segments)
+        logits = self.model.forward(step, rows=step.law_rows).logits[:, : self._shared]
+        drawing = [c for c, segment in zip(chains, segments, strict=True) if segment.law]
+        if drawing:
+            self._draw(drawing, logits)
+
+    def _draw(self, chains: Sequence[_Chain], logits: Tensor) -> None:
+        params = [c.context.law for c in chains]
+        laws = law(logits, params)
+        sampled = [c for c in chains if not c.context.law.greedy]
+        drawn = noise.race(laws.probs, [_key(c) for c in sampled]).tolist() if sampled else []
+        best, broken = laws.best.tolist(), laws.broken.tolist()
+        sure = self._sure(logits, laws.best)
+        for r, c in enumerate(chains):
+            if broken[r]:
+                c.done = True
+                continue
+            row = laws.row(r)
+            token = best[r] if row is None else drawn[laws.index[r]]
+            c.tokens.append(token)
+            if row is not None and c.context.rule == "reject":
+                c.probs.append(row)
+            certainty = sure[r] if row is None else float(row[token])
+            c.done = len(c.tokens) >= c.depth or certainty < self._confidence
+
+    def _sure(self, logits: Tensor, best: Tensor) -> list[float]:
+        """Probability of the likeliest token, for greedy rows."""
+        if self._confidence == 0:
+            return [1.0] * len(logits)
+        plain = shape(logits.float(), [LawParams(temperature=1.0)] * len(logits))
+        certain: list[float] = plain.gather(-1, best[:, None])[:, 0].tolist()
+        return certain
+
+    def _finish(self, c: _Chain) -> Draft:
+        if not c.probs:
+            return chain(c.tokens)
+        probs = torch.stack(c.probs)
+        return chain(c.tokens, torch.nn.functional.pad(probs, (0, self._vocab - probs.shape[1])))
+
+
+def _key(c: _Chain) -> int:
+    """Under *match* the target's own noise, so that close laws choose alike; under *reject* noise of its own."""
+    root = len(c.context.tokens) - 1
+    position = root + len(c.tokens) + 1
+    if c.context.rule == "match":
+        return noise.key(c.context.seed, position, noise.TARGET)
+    return noise.key(c.context.seed, position, noise.DRAFT, root)

@@ -1,0 +1,65 @@
+"""What the engine asks of a drafter. Knows no drafter."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, Protocol, runtime_checkable
+
+from torch import Tensor
+
+from sooner.config import Budget
+from sooner.core.law import LawParams
+from sooner.core.tree import Draft
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What a drafter may know of one request.
+
+    tokens: the whole text so far, prompt first; its last token is the root of the draft. Do not keep or
+        change it: it is the engine's own list.
+    law, seed, rule: how the target will choose. Under "match" a drafter that draws should use the
+        TARGET noise of `seed`; under "reject" its own (DRAFT), and hand over the law it drew from.
+    """
+
+    request_id: str
+    tokens: Sequence[int]
+    law: LawParams
+    seed: int
+    rule: Literal["match", "reject"]
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What one pass brought for one request.
+
+    tokens: the new certain tokens, accepted guesses first; `accepted` says how many were guesses.
+    features: [rows, len(taps), H] of the segment's rows (certain tokens, then nodes), or None.
+    """
+
+    request_id: str
+    tokens: tuple[int, ...]
+    accepted: int
+    drafted: int
+    features: Tensor | None = None
+
+
+@runtime_checkable
+class Drafter(Protocol):
+    """Guesses for a whole batch. Held to this by `sooner.testing.check_drafter`.
+
+    name: how reports call it. taps: layers of the target whose features it wants in `observe`.
+    """
+
+    name: str
+    taps: tuple[int, ...]
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        """One draft for each context, within its budget; an empty draft where there is nothing to say."""
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """Called after every pass."""
+
+    def forget(self, request_id: str) -> None:
+        """The request has ended or lost its place; drop what is kept for it. Unknown ids are no error."""

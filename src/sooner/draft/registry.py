@@ -1,0 +1,65 @@
+"""Names of drafters and how to make them. Knows how to read a specification, not how drafters work."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from sooner.draft.lookup import LookupDrafter
+from sooner.draft.model import ModelDrafter
+from sooner.draft.none import NoDrafter
+from sooner.draft.protocol import Drafter
+from sooner.errors import ConfigError, unknown
+from sooner.model.protocol import Model
+
+
+@dataclass(frozen=True, slots=True)
+class Spec:
+    """A drafter as the user wrote it: `name` or `name:argument`."""
+
+    name: str
+    argument: str | None = None
+
+    def __str__(self) -> str:
+        return self.name if self.argument is None else f"{self.name}:{self.argument}"
+
+
+LoadModel = Callable[[str], Model]
+"""Loads a draft model by name or folder, and refuses one whose tokenizer is not the target's."""
+
+
+def _none(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+    return NoDrafter()
+
+
+def _lookup(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+    return LookupDrafter()
+
+
+def _model(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+    if not spec.argument:
+        raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")
+    return ModelDrafter(load(spec.argument), vocab)
+
+
+_MAKERS: Mapping[str, Callable[[Spec, int, LoadModel], Drafter]] = {
+    "none": _none,
+    "lookup": _lookup,
+    "model": _model,
+}
+NAMES = tuple(_MAKERS)
+
+
+def parse(text: str) -> Spec:
+    """Read `none`, `lookup` or `model:PATH`. Raises ConfigError for anything else."""
+    name, colon, argument = text.partition(":")
+    if name not in _MAKERS:
+        raise ConfigError(unknown("draft", name, ("none", "lookup", "model:PATH")))
+    if colon and name != "model":
+        raise ConfigError(f"draft {name!r} takes no argument, got {argument!r}.")
+    return Spec(name, argument if colon else None)
+
+
+def make(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+    """The drafter of a specification, for a target with `vocab` logits."""
+    return _MAKERS[spec.name](spec, vocab, load)

