@@ -17,7 +17,8 @@ from sooner.core.step import Segment, Step
 from sooner.core.tree import ancestors, is_chain
 from sooner.model.lanes import LaneCache
 
-_COLUMN_GRAIN = 16  # key columns are rounded up, so that shapes repeat from step to step
+_COLUMN_GRAIN = 64  # key columns are rounded up: shapes repeat, and bfloat16 kernels then sum a row the same way
+_ROW_GRAIN = 4  # heights are rounded up too: an odd last row goes through another bfloat16 kernel
 _SHORT = 32  # segments up to this many rows always share a group
 
 
@@ -126,7 +127,7 @@ def _group(segments: list[Segment], offsets: list[int], cache: LaneCache) -> Gro
     by_lane = {segment.lane: (segment, offset) for segment, offset in zip(segments, offsets, strict=True)}
     low, high = min(by_lane), max(by_lane) + 1
     together = high - low <= 2 * len(by_lane)
-    height = max(segment.rows for segment in segments)
+    height = -(-max(segment.rows for segment in segments) // _ROW_GRAIN) * _ROW_GRAIN
     columns = max(segment.start + segment.rows for segment in segments)
     columns = min(-(-columns // _COLUMN_GRAIN) * _COLUMN_GRAIN, cache.capacity)
     places = list(range(low, high)) if together else sorted(by_lane)
@@ -164,12 +165,13 @@ def attend(
 ) -> Tensor:
     """Write the step's keys and values into their columns, then attend over the lanes.
 
-    query [H, N, D]; key, value [KV, N, D] with H a multiple of KV; returns [N, H, D].
+    query [H, N, D]; key, value [KV, N, D] with H a multiple of KV; returns [N, H, D]. Rows from
+    now.rows on are padding: nothing is stored for them and their result is zero.
     """
     keys, values = now.cache.store[layer, 0], now.cache.store[layer, 1]
-    keys[now.lanes, :, now.columns] = key.transpose(0, 1).to(keys.dtype)
-    values[now.lanes, :, now.columns] = value.transpose(0, 1).to(values.dtype)
-    out = query.new_empty((now.rows, query.shape[0], value.shape[-1]))
+    keys[now.lanes, :, now.columns] = key[:, : now.rows].transpose(0, 1).to(keys.dtype)
+    values[now.lanes, :, now.columns] = value[:, : now.rows].transpose(0, 1).to(values.dtype)
+    out = query.new_zeros((query.shape[1], query.shape[0], value.shape[-1]))
     for group in now.groups:
         out[group.owner] = _attend_group(group, query, keys, values, scale, window, softcap)
     return out

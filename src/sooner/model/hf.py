@@ -59,6 +59,10 @@ FAMILIES = frozenset(
     }
 )
 
+# oneDNN multiplies a single bfloat16 row with another kernel than two or more, and rounds it otherwise
+# (measured: K = 1536). A pass is padded to two rows, so that a row is the same alone and in company.
+_LEAST_ROWS = 2
+
 # Keywords that reach an attention function and do not change what it has to compute.
 _HARMLESS = frozenset(
     {
@@ -139,6 +143,12 @@ def context_limit(config: Any) -> int | None:
     return None if limit is None else int(limit)
 
 
+def _pad(row: Tensor) -> Tensor:
+    """At least _LEAST_ROWS entries; the first one is repeated."""
+    missing = _LEAST_ROWS - len(row)
+    return row if missing <= 0 else torch.cat([row, row[:1].expand(missing)])
+
+
 class HFModel:
     """A loaded transformers causal LM. It must have been loaded with attn_implementation="sooner".
 
@@ -166,9 +176,10 @@ class HFModel:
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
         now = attention.plan(step, self.lanes)
+        count = len(step.tokens)
         result = self._module(
-            input_ids=step.tokens[None].to(self.device),
-            position_ids=step.positions[None].to(self.device),
+            input_ids=_pad(step.tokens)[None].to(self.device),
+            position_ids=_pad(step.positions)[None].to(self.device),
             use_cache=False,
             logits_to_keep=rows.to(self.device),
             output_hidden_states=bool(taps),
@@ -177,5 +188,5 @@ class HFModel:
         for segment in step.segments:
             tokens = segment.certain + segment.draft.tokens
             self.lanes.stage(segment.lane, tokens, staged_parents(len(segment.certain), segment.draft.parents))
-        features = torch.stack([result.hidden_states[tap][0] for tap in taps], dim=1) if taps else None
+        features = torch.stack([result.hidden_states[tap][0, :count] for tap in taps], dim=1) if taps else None
         return Output(result.logits[0], features)
