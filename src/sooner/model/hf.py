@@ -172,7 +172,7 @@ class HFModel:
             self.device,
         )
 
-    @torch.inference_mode()
+    @torch.no_grad()
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
         now = attention.plan(step, self.lanes)

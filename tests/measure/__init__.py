@@ -1,0 +1,1 @@
+"""Tests of workloads, the bench and its report."""
