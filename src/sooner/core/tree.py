@@ -31,12 +31,16 @@ class Draft:
     scores: tuple[float, ...] | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "tokens", tuple(self.tokens))  # drafters hand over lists
+        object.__setattr__(self, "parents", tuple(self.parents))
         if len(self.tokens) != len(self.parents):
             raise ValueError(f"{len(self.tokens)} tokens but {len(self.parents)} parents")
         seen = set()
         for node, (token, parent) in enumerate(zip(self.tokens, self.parents, strict=True)):
-            if not ROOT <= parent < node:
-                raise ValueError(f"node {node} has parent {parent}; parents come before children, -1 is the root")
+            if type(parent) is not int or not ROOT <= parent < node:
+                raise ValueError(
+                    f"node {node} has parent {parent!r}; parents come before children, -1 is the root"
+                )
             if (parent, token) in seen:
                 raise ValueError(f"node {parent} has two children with token {token}")
             seen.add((parent, token))

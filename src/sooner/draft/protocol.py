@@ -17,8 +17,8 @@ from sooner.core.tree import Draft
 class Context:
     """What a drafter may know of one request.
 
-    tokens: the whole text so far, prompt first; its last token is the root of the draft. Do not keep or
-        change it: it is the engine's own list.
+    tokens: the whole text so far, prompt first; its last token is the root of the draft. A copy,
+        which changes no more.
     law, seed, rule: how the target will choose. Under "match" a drafter that draws should use the
         TARGET noise of `seed`; under "reject" its own (DRAFT), and hand over the law it drew from.
     """

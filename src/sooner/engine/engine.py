@@ -230,7 +230,8 @@ class Engine:
 
 
 def _context(request: Request) -> Context:
-    return Context(request.id, request.tokens, request.law, request.seed, request.rule)
+    # A copy: whatever a drafter does to it, the text is not changed.
+    return Context(request.id, list(request.tokens), request.law, request.seed, request.rule)
 
 
 def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:

@@ -1,0 +1,1 @@
+"""The command line: one file a command. Knows the library's front door, not what lies behind it."""

@@ -1,0 +1,116 @@
+"""`sooner bench`: drafters side by side on your prompts. Knows no model; the measuring is in measure/."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sooner.cli import options
+from sooner.cli.pull import pull_first
+from sooner.measure.workload import choose, read
+from sooner.model.pull import DEFAULT_MODEL
+from sooner.params import SamplingParams
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from sooner.measure.report import Row
+
+_WIDTH = 110  # of the tables where nobody says how wide the screen is
+
+
+def bench(
+    trace: Annotated[
+        Path, typer.Option(metavar="FILE", help="Prompts, in the format of Spec-Bench's question.jsonl.")
+    ],
+    model: options.Model = DEFAULT_MODEL,
+    drafts: Annotated[
+        str,
+        typer.Option(
+            metavar="A,B,...",
+            help="none, lookup, model:PATH; transformers and transformers:lookup run transformers' own generate.",
+        ),
+    ] = "none,lookup",
+    category: Annotated[
+        str | None, typer.Option(metavar="A,B,...", help="Only prompts of these categories.")
+    ] = None,
+    limit: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="So many prompts, spread over the categories.", show_default="all"),
+    ] = None,
+    max_tokens: options.MaxTokens = 128,
+    k: options.K = None,
+    width: options.Width = 1,
+    temperature: options.Temperature = 0.0,
+    seed: Annotated[int, typer.Option(metavar="S", help="Seed of the sampling, the same for all.")] = 0,
+    repeat: Annotated[int, typer.Option(metavar="N", help="Run each prompt N times; the median counts.")] = 1,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    raw: options.Raw = False,
+    only_json: Annotated[
+        bool, typer.Option("--json", help="Print the last line alone, without the tables.")
+    ] = False,
+) -> None:
+    """Compare drafters on your prompts: speed, tokens per step, and whether the text is the same.
+
+    All run in one process over one target, taking turns prompt by prompt, one request at a time; only the
+    first turn of each line is used. "none" is always among them. The last line is one JSON object.
+    """
+    params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
+    questions = choose(read(trace), limit=limit, categories=category.split(",") if category else ())
+    names = tuple(drafts.split(","))
+    pull_first(model, *(name.removeprefix("model:") for name in names))
+    with _progress(f"loading {model}") as (advance, expect):
+        from sooner.measure import bench as measure
+        from sooner.measure import report
+
+        setup = measure.Setup(model, names, k, width, dtype, device, raw, repeat)
+        expect(len(setup.contenders) * len(questions) * repeat)
+        comparison = measure.bench(setup, questions, params, advance)
+    rows = report.rows(comparison)
+    if not only_json:
+        _print_tables(rows)
+    settings = {"max_tokens": max_tokens, "k": k, "width": width, "temperature": temperature, "seed": seed}
+    summary = {
+        "drafts": {name: row.as_dict() for name, row in rows.items()},
+        "prompts": len(questions),
+        "model": model,
+        "dtype": comparison.dtype,
+        "settings": {**settings, "raw": raw, "repeat": repeat},
+        "device": comparison.device,
+        "machine": report.machine(),
+    }
+    typer.echo(json.dumps(summary))
+
+
+@contextmanager
+def _progress(what: str) -> Iterator[tuple[Callable[[], None], Callable[[int], None]]]:
+    """A bar on stderr: (one text is done, so many are expected). It shows `what` until the first is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(what, total=None)
+        yield (
+            lambda: bar.update(task, advance=1, description="measuring"),
+            lambda total: bar.update(task, total=total),
+        )
+
+
+def _print_tables(rows: dict[str, Row]) -> None:
+    from rich.console import Console
+
+    from sooner.measure import report
+
+    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    for table in report.tables(rows):
+        console.print(table)

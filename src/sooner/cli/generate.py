@@ -1,0 +1,188 @@
+"""`sooner generate`: text on the screen, as it is written. Knows nothing of drafts but their colour."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Annotated, cast
+
+import typer
+
+from sooner.cli import options
+from sooner.cli.pull import pull_first
+from sooner.cli.terminal import coloured, complain, dim, printable, waiting
+from sooner.errors import ConfigError
+from sooner.model.pull import DEFAULT_MODEL
+from sooner.params import RULES, Rule, SamplingParams
+
+if TYPE_CHECKING:
+    from sooner.llm import LLM, Chunk, Result
+
+_FLOOR = -9999.0  # stands for the logarithm of 0, which JSON cannot write
+
+
+def generate(
+    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    model: options.Model = DEFAULT_MODEL,
+    draft: Annotated[str, typer.Option(help="none, lookup, or model:PATH for a smaller model.")] = "lookup",
+    k: options.K = None,
+    width: options.Width = 1,
+    max_tokens: options.MaxTokens = 256,
+    temperature: options.Temperature = 0.0,
+    top_p: Annotated[float, typer.Option(metavar="P", help="Sample from the likeliest tokens of mass P.")] = 1.0,
+    top_k: Annotated[int, typer.Option(metavar="N", help="Sample from the N likeliest tokens; 0 = all.")] = 0,
+    min_p: Annotated[
+        float, typer.Option(metavar="P", help="Sample from tokens at least P times as likely as the likeliest.")
+    ] = 0.0,
+    seed: Annotated[
+        int | None, typer.Option(metavar="S", help="Makes sampling repeatable.", show_default="fresh each time")
+    ] = None,
+    rule: Annotated[str, typer.Option(help=f"How drafts are checked: {', '.join(RULES)}.")] = "auto",
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="End before this text; may be given several times.")
+    ] = None,
+    logprobs: Annotated[
+        int | None,
+        typer.Option(metavar="N", help="With --json: log-probabilities, and the N likeliest tokens."),
+    ] = None,
+    dtype: options.Dtype = "auto",
+    device: options.Device = "auto",
+    raw: options.Raw = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
+) -> None:
+    """Write text after a prompt, drafted ahead and checked: what comes out is the model's own text.
+
+    On a terminal, tokens that were guessed and accepted are green. The line at the end goes to standard
+    error, so standard output is the text alone.
+    """
+    if logprobs is not None and not as_json:
+        raise ConfigError("logprobs are shown with --json only; add --json.")
+    params = SamplingParams(
+        max_tokens=max_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        seed=seed,
+        stop=tuple(stop or ()),
+        logprobs=logprobs,
+        rule=cast(Rule, rule),  # SamplingParams checks it
+    )
+    text = read_prompt(prompt)
+    pull_first(model, draft.removeprefix("model:"))
+    with waiting(f"loading {model}"):
+        from sooner.llm import LLM
+
+        llm = LLM(model, draft, k=k, width=width, dtype=dtype, device=device)
+        ids = llm.encode(text) if raw else llm.encode_chat(text)
+    written = _follow(llm, ids, params, _nothing if as_json else _show)
+    if as_json:
+        typer.echo(json.dumps({"model": model, "draft": draft, **_values(llm, ids, written)}))
+    elif not written.text.endswith("\n"):
+        typer.echo()
+    _close(written, None if as_json or not coloured(sys.stdout) else draft)
+
+
+@dataclass(slots=True)
+class Written:
+    """What has been written so far; `result` is there once the text has ended by itself."""
+
+    text: str = ""
+    token_ids: list[int] = field(default_factory=list)
+    result: Result | None = None
+
+
+def read_prompt(prompt: str) -> str:
+    """The prompt itself, or standard input without its last line break. Raises ConfigError."""
+    if prompt == "-":
+        try:
+            prompt = sys.stdin.buffer.read().decode("utf-8").removesuffix("\n")
+        except UnicodeDecodeError as error:
+            raise ConfigError(f"the prompt is not UTF-8 text: {error.reason} at byte {error.start}.") from None
+    if prompt != prompt.encode("utf-8", "replace").decode("utf-8"):
+        raise ConfigError("the prompt is not UTF-8 text.")
+    if not prompt:
+        raise ConfigError("the prompt is empty: give some text, or - to read it from standard input.")
+    return prompt
+
+
+def _follow(llm: LLM, ids: list[int], params: SamplingParams, show: Callable[[Chunk], None]) -> Written:
+    """Write to the end, or until Ctrl-C."""
+    written = Written()
+    try:
+        for chunk in llm.stream(ids, params):
+            written.text += chunk.text
+            written.token_ids += chunk.token_ids
+            written.result = chunk.result
+            show(chunk)
+    except KeyboardInterrupt:
+        written.result = None
+    return written
+
+
+def _nothing(chunk: Chunk) -> None:
+    """For --json: all of it comes at the end."""
+
+
+def _show(chunk: Chunk) -> None:
+    colours, terminal = coloured(sys.stdout), sys.stdout.isatty()
+    for piece in chunk.pieces:
+        text = printable(piece.text) if terminal else piece.text
+        sys.stdout.write(typer.style(text, fg=typer.colors.GREEN) if colours and piece.drafted else text)
+    sys.stdout.flush()
+
+
+def _values(llm: LLM, ids: list[int], written: Written) -> dict[str, object]:
+    """The JSON object's part about the text. After Ctrl-C: what there is, with finish_reason "abort"."""
+    result = written.result
+    values: dict[str, object] = {
+        "text": written.text,
+        "token_ids": written.token_ids,
+        "prompt_tokens": len(ids),
+        "finish_reason": "abort" if result is None else result.finish_reason,
+        "stats": None if result is None else result.stats.as_dict(),
+    }
+    if result is not None and result.logprobs is not None:
+        values["logprobs"] = [
+            {
+                **_token(llm, entry.token, entry.logprob),
+                "top": [_token(llm, token, logprob) for token, logprob in entry.top],
+            }
+            for entry in result.logprobs
+        ]
+    if result is not None and result.error is not None:
+        values["error"] = result.error
+    return values
+
+
+def _token(llm: LLM, token: int, logprob: float) -> dict[str, object]:
+    text: str = llm.target.tokenizer.decode([token])
+    return {"id": token, "text": text, "logprob": max(logprob, _FLOOR)}
+
+
+def _close(written: Written, coloured_draft: str | None) -> None:
+    """The last line, and the exit status of a text that did not end well."""
+    if written.result is None:
+        dim(f"interrupted after {len(written.token_ids)} tokens")
+        raise typer.Exit(130)
+    dim(_summary(written.result, coloured_draft))
+    if written.result.error is not None:
+        complain(written.result.error)
+        raise typer.Exit(2)
+
+
+def _summary(result: Result, coloured_draft: str | None) -> str:
+    stats = result.stats
+    parts = [f"{stats.emitted} token{'s' * (stats.emitted != 1)}"]
+    if stats.decode_s > 0:
+        parts.append(f"{stats.tokens_per_second:.1f} tok/s")
+    parts.append(f"{stats.tokens_per_step:.2f} tokens per step")
+    if stats.drafted:
+        parts.append(f"{stats.accepted} of {stats.drafted} drafted tokens accepted ({stats.acceptance:.0%})")
+    if stats.draft_failures:
+        parts.append(f"{stats.draft_failures} drafts failed")
+    if coloured_draft is not None and stats.accepted:
+        parts.append(f"green = guessed by {coloured_draft} and accepted")
+    return ", ".join(parts)

@@ -1,0 +1,49 @@
+"""Options that several commands share, and how the library's words for them are put on the command line."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+Model = Annotated[str, typer.Option(help="Packaged model, folder of a transformers model, or hub id.")]
+K = Annotated[
+    int | None,
+    typer.Option(
+        "--k", metavar="N", help="Most tokens guessed in one step; 0 = plain decoding.", show_default="by drafter"
+    ),
+]
+Width = Annotated[int, typer.Option(metavar="N", help="Most branches at one point of a draft; 1 = a chain.")]
+MaxTokens = Annotated[int, typer.Option(metavar="N", help="Most tokens to write.")]
+Temperature = Annotated[float, typer.Option(metavar="T", help="0 = always the likeliest token; above, sampling.")]
+Dtype = Annotated[
+    str,
+    typer.Option(help="auto, float32, bfloat16 or float16; auto = bfloat16 where the machine computes with it."),
+]
+Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto = the GPU if there is one.")]
+Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the model's chat template.")]
+
+# First words of ConfigError messages that are parameters of the library with an option of the same name.
+_PARAMETERS = frozenset(
+    {
+        "device",
+        "k",
+        "limit",
+        "logprobs",
+        "max_tokens",
+        "min_p",
+        "repeat",
+        "seed",
+        "stop",
+        "temperature",
+        "top_k",
+        "top_p",
+        "width",
+    }
+)
+
+
+def in_options(message: str) -> str:
+    """The message, with the parameter it begins with written as the option: max_tokens -> --max-tokens."""
+    first, space, rest = message.partition(" ")
+    return f"--{first.replace('_', '-')}{space}{rest}" if first in _PARAMETERS else message

@@ -1,0 +1,167 @@
+"""The rules that decide which guesses survive. They know laws and drafts; their randomness is handed in.
+
+Each rule is written once against `Chance`, so that the same code runs with noise in the engine and is
+enumerated branch by branch in the tests. p is the target's law after a node, q the law a child was drawn
+from (given its earlier siblings); a point-mass guess has q = 1 at its own token.
+
+match:      the target picks its own token at every node; a child survives if it *is* that token.
+reject:     child x survives with min(1, p(x)/q(x)), else p becomes the normalised positive part of p - q and
+            the next sibling is tried (Leviathan et al. 2211.17192, Chen et al. 2302.01318; reference G4, G5).
+block:      chains; the chain is judged as a whole (Sun et al. 2403.10444; reference G6).
+traversal:  trees, from the leaves to the root (Weng et al. 2505.12398; reference G7); block on a chain.
+
+block and traversal accept at least as much as reject, on average, and never bias the output.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from sooner.core.tree import ROOT, Draft, children
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """path: surviving nodes from the root down; token: the correction or bonus that follows them.
+
+    broken: the law after the last surviving node is not a law (NaN, or no mass); token is then -1.
+    """
+
+    path: tuple[int, ...]
+    token: int
+    broken: bool = False
+
+
+class Chance(Protocol):
+    """The random choices of a rule. `depth` is that of the token being chosen, 1 below the root."""
+
+    def coin(self, probability: float, depth: int) -> bool:
+        """True with that probability; never at 0, always at 1 or more."""
+
+    def pick(self, weights: Tensor, depth: int) -> int:
+        """An id drawn from `weights` [V], which need not sum to 1 but have mass."""
+
+
+def match(picks: Sequence[int], draft: Draft) -> Verdict:
+    """picks[0] is the target's choice after the root, picks[1 + i] its choice after node i."""
+    below = children(draft.parents)
+    path: list[int] = []
+    node = ROOT
+    while True:
+        token = picks[node + 1]
+        child = next((c for c in below.get(node, ()) if draft.tokens[c] == token), None)
+        if child is None:
+            return Verdict(tuple(path), token)
+        path.append(child)
+        node = child
+
+
+def reject(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
+    """laws [1 + n, V]: row 0 after the root, row 1 + i after node i."""
+    below = children(draft.parents)
+    path: list[int] = []
+    node = ROOT
+    while True:
+        depth = len(path) + 1
+        p = laws[node + 1] / laws[node + 1].sum()
+        accepted = None
+        for child in below.get(node, ()):
+            if chance.coin(_ratio(p, draft, child), depth):
+                accepted = child
+                break
+            # Equal p and q leave no residual; only rounding can bring us here then, and p itself is right.
+            p = _normal(_residual(p, draft, child), p)
+        if accepted is None:
+            return Verdict(tuple(path), chance.pick(p, depth))
+        path.append(accepted)
+        node = accepted
+
+
+def block(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
+    """laws [1 + n, V] along the chain. The longest prefix whose own coin falls right survives."""
+    length = len(draft)
+    alive = [1.0]  # P_i of the reference: how much of the target's mass the prefix may still claim
+    for node in range(length):
+        alive.append(min(1.0, alive[-1] * _ratio(laws[node], draft, node)))
+    for kept in range(length, 0, -1):
+        p = laws[kept]
+        if kept == length:
+            left, survives = p, alive[kept]
+        else:
+            left = _residual(p, draft, kept, alive[kept])
+            survives = _share(float(left.sum()), alive[kept])
+        if chance.coin(survives, kept):
+            return Verdict(tuple(range(kept)), chance.pick(_normal(left, p), kept + 1))
+    left = _residual(laws[0], draft, 0, 1.0) if length else laws[0]
+    return Verdict((), chance.pick(_normal(left, laws[0]), 1))
+
+
+def traversal(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
+    """laws [1 + n, V]: row 0 after the root, row 1 + i after node i.
+
+    The first root-to-leaf path is taken; its leaf survives with its P, and the path with it. If not, the
+    leaf is cut off, its parent's law loses what the leaf could claim, and the next path is taken.
+    """
+    below = {node: list(nodes) for node, nodes in children(draft.parents).items()}
+    law = {ROOT: laws[0]}
+    alive = {ROOT: 1.0}
+    while True:
+        path = _first_path(below)
+        for parent, node in zip([ROOT, *path], path, strict=False):
+            if node not in alive:  # a node whose child has failed keeps what that left it
+                alive[node] = min(1.0, alive[parent] * _ratio(law[parent], draft, node))
+                law[node] = laws[node + 1]
+        last = path[-1] if path else ROOT
+        if not path or chance.coin(alive[last], len(path)):
+            return Verdict(tuple(path), chance.pick(_normal(law[last], laws[last + 1]), len(path) + 1))
+        parent = draft.parents[last]
+        left = _residual(law[parent], draft, last, alive[parent])
+        below[parent].remove(last)
+        if parent != ROOT:
+            alive[parent] = _share(float(left.sum()), alive[parent])
+        law[parent] = _normal(left, law[parent])
+
+
+def _first_path(below: dict[int, list[int]]) -> list[int]:
+    path: list[int] = []
+    node = ROOT
+    while below.get(node):
+        node = below[node][0]
+        path.append(node)
+    return path
+
+
+def _ratio(p: Tensor, draft: Draft, child: int) -> float:
+    """p(x) / q(x) for the child's token; q(x) > 0, since the token was drawn from q."""
+    token = draft.tokens[child]
+    if draft.probs is None:
+        return float(p[token])
+    q = draft.probs[child]
+    return float(p[token] * (q.sum() / q[token]).to(p))
+
+
+def _residual(p: Tensor, draft: Draft, child: int, alive: float = 1.0) -> Tensor:
+    """The positive part of alive * p - q: what the target may still draw once the child has failed."""
+    token = draft.tokens[child]
+    if draft.probs is None:
+        left = p * alive
+        left[token] = 0
+        return left
+    q = draft.probs[child].to(p)
+    return (p * alive - q / q.sum()).clamp(min=0)
+
+
+def _share(mass: float, alive: float) -> float:
+    """S / (S + 1 - P), 1 where both vanish."""
+    whole = mass + 1 - alive
+    return mass / whole if whole > 0 else 1.0
+
+
+def _normal(weights: Tensor, fallback: Tensor) -> Tensor:
+    """weights scaled to sum to 1, or `fallback` where rounding left no mass."""
+    total = weights.sum()
+    return weights / total if bool(total > 0) else fallback

@@ -1,0 +1,1 @@
+"""Tests of bug reports of other implementations."""
