@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import overload
 
 from sooner.config import MAX_K, Budget, EngineConfig
 from sooner.control.fixed import FixedController
@@ -35,8 +36,9 @@ class Result:
     """What came of one prompt.
 
     token_ids hold the end-of-text id if one ended the text; `text` does not show it. stats: the
-    acceptance record. logprobs: one entry a token if they were asked for. error: set when
-    finish_reason is "error"; the tokens before it are right.
+    acceptance record. logprobs: one entry a token if they were asked for; prompt_logprobs: one for every
+    prompt token but the first. error: set when finish_reason is "error"; the tokens before it are right.
+    alternatives: with n > 1 all n results, this one first (with best_of, the likeliest first).
     """
 
     text: str
@@ -45,7 +47,9 @@ class Result:
     finish_reason: FinishReason
     stats: Acceptance
     logprobs: tuple[TokenLogprob, ...] | None = None
+    prompt_logprobs: tuple[TokenLogprob, ...] | None = None
     error: str | None = None
+    alternatives: tuple[Result, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,19 +117,31 @@ class LLM:
             controller or FixedController(budget),
             eos_ids=self.target.eos_ids,
             detokenizer=lambda prompt, skip: StreamDetokenizer(backend, prompt, skip),
+            encode=lambda text: self.target.encode(text, special=False),
             context_limit=context_limit,
             config=config,
         )
         self._lock = threading.Lock()
         self._events: dict[str, deque[Event]] = {}
 
+    @overload
+    def generate(self, prompts: str | list[int], params: SamplingParams | None = None) -> Result: ...
+
+    @overload
     def generate(
-        self, prompts: Prompt | Sequence[Prompt], params: SamplingParams | None = None
+        self, prompts: list[str] | list[list[int]], params: SamplingParams | None = None
+    ) -> list[Result]: ...
+
+    def generate(
+        self, prompts: str | list[int] | list[str] | list[list[int]], params: SamplingParams | None = None
     ) -> Result | list[Result]:
         """Go on from one prompt (text or token ids) or several; one Result each, in order."""
-        if isinstance(prompts, str) or (len(prompts) > 0 and isinstance(prompts[0], int)):
-            return self._run([self.encode(prompts)], params)[0]  # type: ignore[arg-type]  # one Prompt
-        return self._run([self.encode(prompt) for prompt in prompts], params)  # type: ignore[arg-type]
+        if isinstance(prompts, str):
+            return self._run([self.encode(prompts)], params)[0]
+        ids = [prompt for prompt in prompts if isinstance(prompt, int)]
+        if ids and len(ids) == len(prompts):
+            return self._run([ids], params)[0]
+        return self._run([self.encode(prompt) for prompt in prompts if not isinstance(prompt, int)], params)
 
     def chat(self, messages: Sequence[Message] | str, params: SamplingParams | None = None) -> Result:
         """Answer a conversation (or a single user message) through the model's chat template."""
@@ -133,8 +149,10 @@ class LLM:
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
         """Like `generate` for one prompt, as it is written. Closing the iterator aborts the request."""
-        request = self._add(self.encode(prompt), params or SamplingParams())
-        return self._chunks(request)
+        wanted = params or SamplingParams()
+        if wanted.texts > 1:
+            raise ConfigError(f"a stream carries one text: n and best_of must be 1, got {wanted.texts}.")
+        return self._chunks(self._add(self.encode(prompt), wanted))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError if it is empty."""
@@ -152,16 +170,21 @@ class LLM:
 
     def _run(self, prompts: Sequence[Sequence[int]], params: SamplingParams | None) -> list[Result]:
         wanted = params or SamplingParams()
+        if wanted.texts > wanted.n and wanted.logprobs is None:
+            wanted = replace(wanted, logprobs=0)  # best_of compares likelihoods
         requests: list[Request] = []
         try:
-            requests += [self._add(prompt, wanted) for prompt in prompts]
+            for prompt in prompts:
+                requests += [self._add(prompt, wanted, copy) for copy in range(wanted.texts)]
             for request in requests:
                 while request.finish is None:
                     self._next(request)
         finally:
             for request in requests:
                 self._drop(request)
-        return [result(request) for request in requests]
+        written = [result(request) for request in requests]
+        each = wanted.texts
+        return [_best(written[i : i + each], wanted.n) for i in range(0, len(written), each)]
 
     def _chunks(self, request: Request) -> Iterator[Chunk]:
         try:
@@ -175,9 +198,9 @@ class LLM:
         finally:
             self._drop(request)
 
-    def _add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def _add(self, prompt: Sequence[int], params: SamplingParams, copy: int = 0) -> Request:
         with self._lock:
-            request = self.engine.add(prompt, params)
+            request = self.engine.add(prompt, params, copy=copy)
             self._events[request.id] = deque()
             return request
 
@@ -208,8 +231,18 @@ def result(request: Request) -> Result:
         request.finish,
         request.tally.close(),
         None if request.params.logprobs is None else tuple(request.logprobs),
+        None if request.params.prompt_logprobs is None else tuple(request.prompt_logprobs),
         request.error,
     )
+
+
+def _best(results: Sequence[Result], n: int) -> Result:
+    """The first of n results, with all n beside it; the likeliest n where more were written."""
+    if len(results) == 1:
+        return results[0]
+    if len(results) > n:
+        results = sorted(results, key=lambda r: sum(t.logprob for t in r.logprobs or ()), reverse=True)[:n]
+    return replace(results[0], alternatives=tuple(results))
 
 
 def _budget(draft: str, k: int | None, width: int) -> Budget:

@@ -7,13 +7,14 @@ ScriptedDrafter: plays back drafts from a function. check_drafter, check_model: 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 from torch import Tensor
 
 from sooner.config import Budget
-from sooner.core.law import LawParams
+from sooner.core.edit import LawParams
 from sooner.core.step import Segment, Step, pack
 from sooner.core.tree import EMPTY, Draft, chain
 from sooner.draft.protocol import Context, Drafter, Outcome
@@ -142,7 +143,8 @@ def check_drafter(make: Callable[[], Drafter], vocab: int, *, steps: int = 12, s
     if not isinstance(drafter, Drafter):
         raise DraftError(f"{type(drafter).__name__} lacks name, taps, propose, observe or forget")
     texts = {f"check-{i}": some(1 + 7 * i) for i in range(3)}
-    drafter.forget("check-never-seen")
+    with _named("forget"):
+        drafter.forget("check-never-seen")
     for turn in range(steps):
         ids = [name for i, name in enumerate(texts) if (turn + i) % 4]
         params = LawParams(0.0 if turn % 3 == 0 else 0.8, top_k=5 if turn % 2 else 0)
@@ -150,7 +152,8 @@ def check_drafter(make: Callable[[], Drafter], vocab: int, *, steps: int = 12, s
         contexts = [Context(i, texts[i], params, turn, rule) for i in ids]  # type: ignore[arg-type]  # literal
         budgets = [Budget(turn % 6, 1 + turn % 3, (turn % 6) * (1 + turn % 2)) for _ in ids]
         before = {i: list(texts[i]) for i in ids}
-        drafts = drafter.propose(contexts, budgets)
+        with _named("propose"):
+            drafts = list(drafter.propose(contexts, budgets))
         _check_turn(drafts, contexts, budgets, vocab)
         if any(texts[i] != before[i] for i in ids):
             raise DraftError("propose changed the tokens of a context")
@@ -160,11 +163,23 @@ def check_drafter(make: Callable[[], Drafter], vocab: int, *, steps: int = 12, s
             new = tuple(keep + some(1))
             texts[name] += new
             outcomes.append(Outcome(name, new, len(keep), len(draft)))
-        drafter.observe(outcomes)
+        with _named("observe"):
+            drafter.observe(outcomes)
         if turn == steps // 2:
-            drafter.forget(ids[0])
+            with _named("forget"):
+                drafter.forget(ids[0])
     for name in texts:
-        drafter.forget(name)
+        with _named("forget"):
+            drafter.forget(name)
+
+
+@contextmanager
+def _named(method: str) -> Iterator[None]:
+    """What a method of a drafter raises becomes a DraftError that names it."""
+    try:
+        yield
+    except Exception as error:
+        raise DraftError(f"{method} raised {type(error).__name__}: {error}") from error
 
 
 def _check_turn(
@@ -173,7 +188,7 @@ def _check_turn(
     if len(drafts) != len(contexts):
         raise DraftError(f"{len(drafts)} drafts for {len(contexts)} contexts")
     for draft, context, budget in zip(drafts, contexts, budgets, strict=True):
-        found = problem(draft, budget, vocab, with_probs=context.rule == "reject" and not context.law.greedy)
+        found = problem(draft, budget, vocab, with_probs=context.rule != "match" and not context.law.greedy)
         if found is not None:
             raise DraftError(found)
 

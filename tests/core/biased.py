@@ -10,8 +10,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sooner.core.rules import Chance, Verdict, reject
 from sooner.core.tree import ROOT, Draft, chain, children
-from sooner.core.verify import Chance, Verdict, reject
 from tests.core.enumeration import Judge, Make, World, grow, judge_match
 
 Try = Callable[[Tensor, Draft, int], tuple[float, Tensor]]
@@ -143,13 +143,63 @@ def redraws(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
     return Verdict(verdict.path, chance.pick(laws[last + 1], 0))
 
 
+def block_token_by_token(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
+    """The coins of *block*, but the first that falls wrong ends it, and the residual is that of *reject*."""
+    alive, kept = 1.0, 0
+    for node in range(len(draft)):
+        token, q = draft.tokens[node], _rows(draft)[node]
+        alive = min(1.0, alive * float(laws[node][token] / q[token]))
+        if not chance.coin(alive, 0):
+            break
+        kept = node + 1
+    p = laws[kept]
+    if kept < len(draft):
+        left = (p - _rows(draft)[kept]).clamp(min=0)
+        p = left if bool(left.sum() > 0) else p
+    return Verdict(tuple(range(kept)), chance.pick(p, 0))
+
+
+def traversal_by_q_left(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
+    """*traversal*, but a parent that has lost a child goes on with S / (what q has left), not S / (S + 1 - P)."""
+    below = {node: list(nodes) for node, nodes in children(draft.parents).items()}
+    law, alive = {ROOT: laws[0]}, {ROOT: 1.0}
+    while True:
+        path: list[int] = []
+        while below.get(path[-1] if path else ROOT):
+            path.append(below[path[-1] if path else ROOT][0])
+        for parent, node in zip([ROOT, *path], path, strict=False):
+            if node not in alive:
+                ratio = float(law[parent][draft.tokens[node]] / _rows(draft)[node][draft.tokens[node]])
+                alive[node], law[node] = min(1.0, alive[parent] * ratio), laws[node + 1]
+        last = path[-1] if path else ROOT
+        if not path or chance.coin(alive[last], 0):
+            return Verdict(tuple(path), chance.pick(law[last], 0))
+        parent = draft.parents[last]
+        q = _rows(draft)[last]
+        left = (alive[parent] * law[parent] - q).clamp(min=0)
+        below[parent].remove(last)
+        if parent != ROOT:
+            rest = float(q.sum() - q[draft.tokens[last]])
+            alive[parent] = min(1.0, float(left.sum()) / rest) if rest > 0 else alive[parent]
+        law[parent] = left / left.sum() if bool(left.sum() > 0) else law[parent]
+
+
 DRAWN_RULES: dict[str, Judge] = {
     rule.__name__: rule
-    for rule in (hot_q, absolute_residual, plain_residual, accepts_all, bonus_from_root, redraws)
+    for rule in (
+        hot_q,
+        absolute_residual,
+        plain_residual,
+        accepts_all,
+        bonus_from_root,
+        redraws,
+        block_token_by_token,
+    )
 }
 SIBLING_RULES: dict[str, Judge] = {rule.__name__: rule for rule in (first_q_again, fresh_p_each)}
 GUESS_RULES: dict[str, Judge] = {
-    rule.__name__: rule for rule in (keeps_tried_guesses, forgets_to_normalise, accepts_all, bonus_from_root, redraws)
+    rule.__name__: rule
+    for rule in (keeps_tried_guesses, forgets_to_normalise, accepts_all, bonus_from_root, redraws)
 }
 
 

@@ -15,8 +15,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from sooner.core.rules import Chance, Verdict, block, match, reject, traversal
 from sooner.core.tree import ROOT, Draft
-from sooner.core.verify import Chance, Verdict, match, reject
 
 VOCAB = 3
 EXACT = 1e-12  # total variation that float64 rounding may leave
@@ -236,7 +236,8 @@ def judge_match(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
     return match(_LazyPicks(laws, chance), draft)
 
 
-JUDGES: dict[str, Judge] = {"match": judge_match, "reject": reject}
+JUDGES: dict[str, Judge] = {"match": judge_match, "reject": reject, "traversal": traversal}
+CHAIN_JUDGES: dict[str, Judge] = {**JUDGES, "block": block}
 
 
 def node_texts(draft: Draft) -> list[Text]:

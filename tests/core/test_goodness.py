@@ -12,7 +12,9 @@ def _uniform(count: int, seed: int = 0) -> torch.Tensor:
     return torch.rand(count, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-@pytest.mark.parametrize(("statistic", "freedom", "tail"), [(3.841459, 1, 0.05), (18.307038, 10, 0.05), (0.0, 4, 1.0)])
+@pytest.mark.parametrize(
+    ("statistic", "freedom", "tail"), [(3.841459, 1, 0.05), (18.307038, 10, 0.05), (0.0, 4, 1.0)]
+)
 def test_chi_square_tail_has_the_tables_values(statistic: float, freedom: int, tail: float) -> None:
     assert chi_square_tail(statistic, freedom) == pytest.approx(tail, abs=1e-6)
 

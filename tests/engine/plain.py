@@ -27,15 +27,15 @@ def mixed(x: int) -> int:
 def target_key(seed: int, position: int) -> int:
     """Key of the target's own choice (stream 0) of the token at `position`."""
     golden = 0x9E3779B97F4A7C15
-    state = mixed((seed + golden) % _TWO64)
-    for part in (position, 0):
+    state = 0
+    for part in (seed, position, 0):
         state = mixed(((state ^ mixed((part + golden) % _TWO64)) + golden) % _TWO64)
     return state
 
 
 def exponential(key: int, token: int) -> float:
     bits = mixed((key + (token + 1) * 0x9E3779B97F4A7C15) % _TWO64)
-    return -math.log(((bits >> 11) + 0.5) * 2.0**-53)
+    return -math.log(((bits >> 12) + 0.5) * 2.0**-52)
 
 
 def law_of(logits: Sequence[float], params: SamplingParams) -> list[float]:

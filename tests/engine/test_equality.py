@@ -27,7 +27,7 @@ traffic = st.builds(
 )
 
 
-@settings(max_examples=400, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=500, deadline=None, derandomize=True, suppress_health_check=[HealthCheck.too_slow])
 @given(traffic)
 def test_any_traffic_is_the_plain_loop(setting: Setting) -> None:
     Traffic(setting).run()

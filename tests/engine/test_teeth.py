@@ -97,7 +97,7 @@ def a_lane_is_reused_with_what_it_held(patch: Patch) -> None:
             request.held = min(len(self.model.lanes.held(request.lane)), len(request.tokens) - 1)
         end = min(request.held + share.certain, len(request.tokens))
         certain = tuple(request.tokens[request.held : end])
-        return Segment(request.lane, request.held, certain, draft, law=share.whole)
+        return Segment(request.lane, request.held, certain, draft, law=end == len(request.tokens))
 
     patch.setattr(LaneCache, "close", close)
     patch.setattr(LaneCache, "open", reopen)

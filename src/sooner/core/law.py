@@ -1,7 +1,9 @@
 """From logits to the law a token is drawn from. Knows neither the model nor how the law is used.
 
-Everything that shapes the distribution is here and only here. The order is that of transformers:
-temperature, top-k, top-p, min-p. A greedy law is one-hot and kept as an id, not as a V-wide row.
+Everything that shapes the distribution is in core/edit.py (what acts on logits: bias, penalties, masks)
+and here (temperature, top-k, top-p, min-p, typical-p), in that order, which is that of transformers.
+A greedy law is one-hot and kept as an id. A truncated law is kept as its few candidates, found by
+selection, not by sorting V values; where too few were selected the selection is widened, up to all.
 """
 
 from __future__ import annotations
@@ -12,22 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# Nucleus candidates tried before a full sort; covers top_p of all but very flat laws.
-_NUCLEUS_FIRST = 256
+from sooner.core import noise
+from sooner.core.edit import Edit, LawParams, edit
 
-
-@dataclass(frozen=True, slots=True)
-class LawParams:
-    """What shapes a law; ranges as in SamplingParams. temperature 0 = greedy, top_k 0 = all."""
-
-    temperature: float = 0.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    @property
-    def greedy(self) -> bool:
-        return self.temperature == 0
+_SELECTED = (64, 512, 4096)  # candidates looked at before all V are; a row goes on only if it needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,88 +26,172 @@ class Law:
 
     best: int64 [n], the likeliest id (lowest id among equals); the whole law of a greedy row.
     broken: bool [n], rows whose logits hold NaN or +inf, or nothing but -inf.
-    probs: [m, V] float, one row for each row that is sampled; `index[r]` is its row, -1 if r is greedy.
+    ids, mass: [s, K], candidates of the s truncated rows and their probabilities, 0 beyond the last one.
+    wide: [d, V], probabilities of the d rows that no filter truncates.
+    place: for each row ("greedy", -1), ("few", row of ids) or ("wide", row of wide).
     """
 
     best: Tensor
     broken: Tensor
-    probs: Tensor
-    index: tuple[int, ...]
+    ids: Tensor
+    mass: Tensor
+    wide: Tensor
+    place: tuple[tuple[str, int], ...]
+    vocab: int
+
+    def greedy(self, r: int) -> bool:
+        return self.place[r][0] == "greedy"
 
     def row(self, r: int) -> Tensor | None:
-        """The law of row r, [V], or None when it is greedy."""
-        return None if self.index[r] < 0 else self.probs[self.index[r]]
+        """The law of row r as probabilities [V], or None when it is greedy."""
+        kind, i = self.place[r]
+        if kind == "greedy":
+            return None
+        if kind == "wide":
+            return self.wide[i]
+        return self.mass.new_zeros(self.vocab).scatter_add_(0, self.ids[i], self.mass[i])
 
 
-def law(logits: Tensor, params: Sequence[LawParams]) -> Law:
+def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ()) -> Law:
     """The laws of `logits` [n, V], each row shaped by its own parameters.
 
+    edits: what acts on the logits of whole blocks of rows before (penalties, bias, masks).
     Works in float32 (float64 stays float64), whatever the model's type.
     """
+    if edits:
+        logits = edit(logits, edits)
     top, best = logits.max(dim=-1)
-    index: list[int] = []
-    sampled: list[int] = []
-    for r, p in enumerate(params):
-        index.append(-1 if p.greedy else len(sampled))
-        if not p.greedy:
-            sampled.append(r)
-    chosen = [params[r] for r in sampled]
-    wide = logits[sampled]
-    wide = wide if wide.dtype == torch.float64 else wide.float()
-    return Law(best, ~torch.isfinite(top), shape(wide, chosen), tuple(index))
+    few = [r for r, p in enumerate(params) if not p.greedy and p.truncated]
+    wide = [r for r, p in enumerate(params) if not p.greedy and not p.truncated]
+    ids, mass = _few(_scaled(logits, few, params), [params[r] for r in few])
+    dense = _wide(_scaled(logits, wide, params), [params[r] for r in wide])
+    place: list[tuple[str, int]] = [("greedy", -1)] * len(params)
+    for kind, rows in (("few", few), ("wide", wide)):
+        for i, r in enumerate(rows):
+            place[r] = (kind, i)
+    return Law(best, ~torch.isfinite(top), ids, mass, dense, tuple(place), logits.shape[-1])
 
 
-def shape(logits: Tensor, params: Sequence[LawParams]) -> Tensor:
-    """Probabilities [n, V] of sampled rows (temperature > 0), each row with its own parameters."""
-    if not len(params):
-        return logits
-    temperature = logits.new_tensor([p.temperature for p in params])[:, None]
-    # Shifting by the maximum first keeps tiny temperatures finite.
-    scores = (logits - logits.amax(-1, keepdim=True)) / temperature
-    for count in sorted({p.top_k for p in params if p.top_k > 0}):
-        rows = [r for r, p in enumerate(params) if p.top_k == count]
-        scores[rows] = _keep_top_k(scores[rows], count)
-    probs = scores.softmax(dim=-1)
-    for mass in sorted({p.top_p for p in params if p.top_p < 1}):
-        rows = [r for r, p in enumerate(params) if p.top_p == mass]
-        probs[rows] = _keep_nucleus(probs[rows], mass)
-    if any(p.min_p > 0 for p in params):
-        floor = probs.new_tensor([p.min_p for p in params])[:, None] * probs.amax(-1, keepdim=True)
-        probs = _normalise(torch.where(probs < floor, 0.0, probs))
-    return probs
+def draw(laws: Law, rows: Sequence[int], keys: Sequence[int]) -> list[int]:
+    """One id drawn from each of the given sampled rows, with the noise of its key."""
+    drawn: dict[int, int] = {}
+    for kind, table, ids in (("few", laws.mass, laws.ids), ("wide", laws.wide, None)):
+        chosen = [i for i, r in enumerate(rows) if laws.place[r][0] == kind]
+        if chosen:
+            index = [laws.place[rows[i]][1] for i in chosen]
+            won = noise.race(table[index], [keys[i] for i in chosen], None if ids is None else ids[index])
+            drawn |= dict(zip(chosen, won.tolist(), strict=True))
+    return [drawn[i] for i in range(len(rows))]
 
 
 def log_probs(logits: Tensor) -> Tensor:
-    """Raw log-probabilities [n, V], before temperature and filters, in float32."""
+    """Log-probabilities [n, V] of logits as they are, before temperature and filters, in float32."""
     return logits.float().log_softmax(dim=-1)
 
 
-def _normalise(probs: Tensor) -> Tensor:
-    return probs / probs.sum(-1, keepdim=True)
+def _scaled(logits: Tensor, rows: Sequence[int], params: Sequence[LawParams]) -> Tensor:
+    """Logits of the given rows over their temperatures, highest 0, so that tiny temperatures stay finite."""
+    chosen = logits if len(rows) == len(logits) else logits[list(rows)]
+    chosen = chosen if chosen.dtype == torch.float64 else chosen.float()
+    if not len(rows):
+        return chosen
+    # Beyond these a law is one-hot or uniform anyway, and float32 would turn them into 0 and infinity.
+    temperature = chosen.new_tensor([min(max(params[r].temperature, 1e-30), 1e30) for r in rows])[:, None]
+    return (chosen - chosen.amax(-1, keepdim=True)) / temperature
 
 
-def _keep_top_k(scores: Tensor, count: int) -> Tensor:
-    """Keep scores at least as high as the count-th highest (equals stay, as in transformers)."""
-    if count >= scores.shape[-1]:
+def _wide(scores: Tensor, params: Sequence[LawParams]) -> Tensor:
+    """Probabilities [d, V] of rows without truncation, but typical-p."""
+    if not len(params):
         return scores
-    floor = scores.topk(count, dim=-1).values[:, -1:]
-    return torch.where(scores < floor, -torch.inf, scores)
+    probs = scores.softmax(dim=-1)
+    for i, p in enumerate(params):
+        if p.typical_p < 1:
+            probs[i] = _typical(_filtered(scores[i], p), p.typical_p)
+    return probs
 
 
-def _keep_nucleus(probs: Tensor, mass: float) -> Tensor:
-    """Keep the likeliest ids, each kept while the mass before it is under `mass`; renormalised.
+def _filtered(scores: Tensor, params: LawParams) -> Tensor:
+    """Probabilities [V] of one row after top-k, top-p and min-p, laid out over the vocabulary."""
+    plain = params.without_typical()
+    if not plain.truncated:
+        return scores.softmax(dim=-1)
+    ids, mass = _few(scores[None], [plain])
+    return torch.zeros_like(scores).scatter_add_(0, ids[0], mass[0])
 
-    Among equal probabilities at the edge the higher ids stay: the result of a stable ascending sort,
-    which is what transformers does, found without sorting V values.
+
+def _typical(probs: Tensor, mass: float) -> Tensor:
+    """Keep the ids whose surprise is closest to the entropy, up to `mass` (Meister et al. 2202.00666)."""
+    logs = probs.log()
+    entropy = -(probs * logs).nansum()
+    distance = (-logs - entropy).abs()
+    nearest, order = distance.sort()
+    ordered = probs[order]
+    count = int(((ordered.cumsum(0) - ordered) < mass).sum())
+    kept = torch.where(distance <= nearest[max(count, 1) - 1], probs, 0.0)  # equals of the last one stay
+    return kept / kept.sum()
+
+
+def _few(scores: Tensor, params: Sequence[LawParams]) -> tuple[Tensor, Tensor]:
+    """Candidates and probabilities of truncated rows, [s, K] each, K as small as the widest row allows."""
+    rows, vocab = scores.shape
+    total = scores.logsumexp(-1, keepdim=True) if any(p.top_k == 0 for p in params) else None
+    found: dict[int, tuple[Tensor, Tensor]] = {}
+    left = list(range(rows))
+    for count in (*(c for c in _SELECTED if c < vocab), vocab):
+        if not left:
+            break
+        chosen = scores if len(left) == rows else scores[left]
+        values, ids = _ordered(chosen, count)
+        mass, enough = _kept(
+            values, [params[r] for r in left], None if total is None else total[left], count == vocab
+        )
+        for i, r in enumerate(left):
+            if enough[i]:
+                found[r] = (ids[i], mass[i])
+        left = [r for i, r in enumerate(left) if not enough[i]]
+    ordered = [found[r] for r in range(rows)]
+    return _stack([ids for ids, _ in ordered], torch.int64), _stack([mass for _, mass in ordered], scores.dtype)
+
+
+def _stack(rows: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Rows of different lengths, padded with 0."""
+    if not rows:
+        return torch.zeros((0, 0), dtype=dtype)
+    return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
+
+
+def _ordered(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """The `count` highest scores, best first, higher ids first among equals, and their ids."""
+    values, ids = scores.topk(count, dim=-1)
+    ids, by_id = ids.sort(dim=-1, descending=True)
+    values, by_value = values.gather(-1, by_id).sort(dim=-1, descending=True, stable=True)
+    return values, ids.gather(-1, by_value)
+
+
+def _kept(
+    values: Tensor, params: Sequence[LawParams], total: Tensor | None, everything: bool
+) -> tuple[Tensor, list[bool]]:
+    """Probabilities of the candidates that survive, and for each row whether these are all survivors.
+
+    Survivors are a beginning of each row. Equals of the k-th score survive top-k; among equals at the edge
+    of the nucleus the higher ids survive. Both are what transformers' filters do.
     """
-    first = min(_NUCLEUS_FIRST, probs.shape[-1])
-    high = probs.topk(first, dim=-1).values
-    if first < probs.shape[-1] and bool((high.sum(-1) < mass).any()):
-        high = probs.sort(dim=-1, descending=True).values
-    before = high.cumsum(-1) - high
-    kept = (before < mass).sum(-1, keepdim=True).clamp(min=1)
-    edge = high.gather(-1, kept - 1)
-    above, equal = probs > edge, probs == edge
-    spare = equal.sum(-1, keepdim=True) - (kept - above.sum(-1, keepdim=True))
-    keep = above | (equal & (equal.cumsum(-1) > spare))
-    return _normalise(torch.where(keep, probs, 0.0))
+    places = torch.arange(values.shape[-1], device=values.device)
+    counts = torch.tensor([p.top_k or len(places) for p in params], device=values.device)[:, None]
+    kth = values.gather(-1, (counts - 1).clamp(max=len(places) - 1))
+    keep = (values >= kth) | (counts > len(places))
+    inside = values.masked_fill(~keep, -torch.inf)
+    whole = inside.logsumexp(-1, keepdim=True)
+    limited = torch.tensor([p.top_k > 0 for p in params], device=values.device)[:, None]
+    probs = (inside - (whole if total is None else torch.where(limited, whole, total))).exp()
+    mass = values.new_tensor([p.top_p for p in params])[:, None]
+    # The likeliest id always stays, and top_p = 1 cuts nothing, however the sums are rounded.
+    keep &= (probs.cumsum(-1) - probs < mass) | (places == 0) | (mass == 1)
+    keep &= probs >= values.new_tensor([p.min_p for p in params])[:, None] * probs[:, :1]
+    # If the last candidate fell out, so did all that are less likely; equals of it might not have.
+    last, edge = values[:, -1:], values.gather(-1, (keep.sum(-1, keepdim=True) - 1).clamp(min=0))
+    enough = ~keep[:, -1:] & (last < edge) & ((counts <= len(places)) | ~limited)
+    probs = torch.where(keep, probs, 0.0)
+    probs = probs / probs.sum(-1, keepdim=True)
+    return probs, [everything] * len(params) if everything else enough[:, 0].tolist()

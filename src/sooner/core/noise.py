@@ -16,6 +16,7 @@ from torch import Tensor
 TARGET = 0  # the target's own choice at a position (rule *match*, and drafters that share it)
 DRAFT = 1  # what a drafter draws under *reject*
 COIN = 2  # accept or not
+COPY = 4  # seeds of the second and further texts of one prompt
 RESIDUAL = 3  # the correction or bonus token under *reject*
 
 _MASK = 2**64 - 1
@@ -52,8 +53,8 @@ def uniform(key: int) -> float:
     return (_mix(key) >> 11) * 2.0**-53
 
 
-def exponential(keys: Tensor, ids: Tensor) -> Tensor:
-    """Standard exponential noise, float64, for each pair of int64 `keys` and token `ids` (broadcast)."""
+def exponential(keys: Tensor | int, ids: Tensor) -> Tensor:
+    """Standard exponential noise, float64, for each pair of signed 64-bit `keys` and token `ids` (broadcast)."""
     bits = keys + (ids + 1) * _signed(_GOLDEN)
     bits = (bits ^ _shift(bits, 30)) * _signed(_MIX1)
     bits = (bits ^ _shift(bits, 27)) * _signed(_MIX2)
@@ -67,14 +68,18 @@ def _shift(bits: Tensor, count: int) -> Tensor:
     return (bits >> count) & ((1 << (64 - count)) - 1)
 
 
-def race(probs: Tensor, keys: Sequence[int]) -> Tensor:
-    """Draw one id from each row of `probs` [n, V] (they need not sum to 1): int64 [n].
+def race(probs: Tensor, keys: Sequence[int], ids: Tensor | None = None) -> Tensor:
+    """Draw one id from each row of `probs` [n, K] (they need not sum to 1): int64 [n].
+
+    ids: [n, K], the id each column stands for; the columns themselves by default.
 
     The id with the smallest exponential / probability wins, which is a draw from the normalised row
-    (the Gumbel-max trick). Only ids with mass get noise, so a token of probability 0 never comes out.
+    (the Gumbel-max trick). A probability of 0 scores 0, so such a token never comes out.
     """
-    rows, ids = probs.nonzero(as_tuple=True)
-    row_keys = torch.tensor([_signed(k) for k in keys], dtype=torch.int64, device=probs.device)
-    score = torch.zeros(probs.shape, dtype=torch.float64, device=probs.device)
-    score[rows, ids] = probs[rows, ids].double() / exponential(row_keys[rows], ids)
-    return score.argmax(dim=-1)
+    columns = torch.arange(probs.shape[-1], device=probs.device)
+    won = torch.empty(len(probs), dtype=torch.int64, device=probs.device)
+    # Row by row: the dozen passes over one row stay in the processor's cache.
+    for r, key in enumerate(keys):
+        names = columns if ids is None else ids[r]
+        won[r] = names[(probs[r].double() / exponential(_signed(key), names)).argmax()]
+    return won

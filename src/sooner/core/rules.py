@@ -2,7 +2,7 @@
 
 Each rule is written once against `Chance`, so that the same code runs with noise in the engine and is
 enumerated branch by branch in the tests. p is the target's law after a node, q the law a child was drawn
-from (given its earlier siblings); a point-mass guess has q = 1 at its own token.
+from (given its earlier siblings, and summing to 1); a point-mass guess has q = 1 at its own token.
 
 match:      the target picks its own token at every node; a child survives if it *is* that token.
 reject:     child x survives with min(1, p(x)/q(x)), else p becomes the normalised positive part of p - q and
@@ -15,7 +15,6 @@ block and traversal accept at least as much as reject, on average, and never bia
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -46,8 +45,14 @@ class Chance(Protocol):
         """An id drawn from `weights` [V], which need not sum to 1 but have mass."""
 
 
-def match(picks: Sequence[int], draft: Draft) -> Verdict:
-    """picks[0] is the target's choice after the root, picks[1 + i] its choice after node i."""
+class Picks(Protocol):
+    """The target's own choices: [0] after the root, [1 + i] after node i. A list will do."""
+
+    def __getitem__(self, row: int, /) -> int: ...
+
+
+def match(picks: Picks, draft: Draft) -> Verdict:
+    """Follow the target's choices for as long as there is a child that carries them."""
     below = children(draft.parents)
     path: list[int] = []
     node = ROOT
@@ -140,8 +145,7 @@ def _ratio(p: Tensor, draft: Draft, child: int) -> float:
     token = draft.tokens[child]
     if draft.probs is None:
         return float(p[token])
-    q = draft.probs[child]
-    return float(p[token] * (q.sum() / q[token]).to(p))
+    return float(p[token] / draft.probs[child, token].to(p))
 
 
 def _residual(p: Tensor, draft: Draft, child: int, alive: float = 1.0) -> Tensor:
@@ -151,8 +155,7 @@ def _residual(p: Tensor, draft: Draft, child: int, alive: float = 1.0) -> Tensor
         left = p * alive
         left[token] = 0
         return left
-    q = draft.probs[child].to(p)
-    return (p * alive - q / q.sum()).clamp(min=0)
+    return (p * alive - draft.probs[child].to(p)).clamp(min=0)
 
 
 def _share(mass: float, alive: float) -> float:

@@ -20,6 +20,7 @@ class Segment:
     certain: the next n >= 1 tokens of the text, which the lane has not seen yet.
     draft: guesses that hang off the last certain token.
     law: whether the laws after the last certain token and after every node are wanted.
+    scored: whether the laws after the other certain tokens are wanted too (log-probabilities of a prompt).
     """
 
     lane: int
@@ -27,6 +28,7 @@ class Segment:
     certain: tuple[int, ...]
     draft: Draft = EMPTY
     law: bool = True
+    scored: bool = False
 
     def __post_init__(self) -> None:
         if not self.certain:
@@ -53,8 +55,10 @@ class Step:
     tokens, positions, lanes, columns: int64 [N]. A row's keys and values go to (lane, column); certain
         token j has column = position = start + j; node i has column root + 1 + i, position root + depth.
     offsets: R + 1 ints; segment s owns rows offsets[s] to offsets[s + 1].
-    law_rows: int64 [L], the rows whose law is wanted: root then nodes, segment by segment.
+    law_rows: int64 [L], the rows whose law is wanted: root then nodes, segment by segment; all certain
+        tokens before them where the segment is scored.
     law_starts: for each segment the index into law_rows of its root, or None when it wants no law.
+    score_starts: for each segment the index into law_rows of its first certain token, or None.
     """
 
     segments: tuple[Segment, ...]
@@ -65,6 +69,7 @@ class Step:
     offsets: tuple[int, ...]
     law_rows: Tensor
     law_starts: tuple[int | None, ...]
+    score_starts: tuple[int | None, ...]
 
 
 def pack(segments: Sequence[Segment]) -> Step:
@@ -77,6 +82,7 @@ def pack(segments: Sequence[Segment]) -> Step:
     columns: list[int] = []
     law_rows: list[int] = []
     law_starts: list[int | None] = []
+    score_starts: list[int | None] = []
     offsets = [0]
     for segment in segments:
         tokens += segment.certain
@@ -85,9 +91,14 @@ def pack(segments: Sequence[Segment]) -> Step:
         positions += [segment.root + depth for depth in depths(segment.draft.parents)]
         lanes += [segment.lane] * segment.rows
         columns += range(segment.start, segment.start + segment.rows)
+        wanted = range(offsets[-1], offsets[-1] + segment.rows)
+        last = len(segment.certain) - 1
+        score_starts.append(len(law_rows) if segment.scored else None)
+        if segment.scored:
+            law_rows += wanted[: last if segment.law else last + 1]
         law_starts.append(len(law_rows) if segment.law else None)
         if segment.law:
-            law_rows += range(offsets[-1] + len(segment.certain) - 1, offsets[-1] + segment.rows)
+            law_rows += wanted[last:]
         offsets.append(offsets[-1] + segment.rows)
     return Step(
         tuple(segments),
@@ -98,4 +109,5 @@ def pack(segments: Sequence[Segment]) -> Step:
         tuple(offsets),
         torch.tensor(law_rows, dtype=torch.int64),
         tuple(law_starts),
+        tuple(score_starts),
     )

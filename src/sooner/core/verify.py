@@ -1,69 +1,45 @@
-"""Which guesses survive, and the token that follows them. Knows laws, drafts and noise; changes nothing.
-
-Two exact rules, each written once against `Chance`, the source of its random choices, so that the
-same code is run with noise in the engine and enumerated branch by branch in the tests.
-
-match:  the target picks its own token at every node; a child survives if it *is* that token.
-reject: child x survives with min(1, p(x)/q(x)), else the law becomes the normalised positive part of
-        p - q, and the next sibling is tried (Leviathan et al. 2211.17192, Chen et al. 2302.01318; siblings
-        without replacement and point-mass siblings as in algorithms G4b, G4c of the reference).
-"""
+"""Judges the drafts of one pass: a batch of segments, each by its rule, with noise. Knows no rule itself."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal, Protocol
+from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from sooner.core import noise
-from sooner.core.law import Law
-from sooner.core.tree import ROOT, Draft, children, depths
+from sooner.core.law import Law, draw
+from sooner.core.rules import Chance, Verdict, block, match, reject, traversal
+from sooner.core.tree import ROOT, Draft, depths, is_chain
 
-
-@dataclass(frozen=True, slots=True)
-class Verdict:
-    """path: surviving nodes from the root down; token: the correction or bonus that follows them.
-
-    broken: the law after the last surviving node is not a law (NaN, or no mass); token is then -1.
-    """
-
-    path: tuple[int, ...]
-    token: int
-    broken: bool = False
+Rule = Literal["match", "reject", "block", "traversal"]
 
 
 @dataclass(frozen=True, slots=True)
 class Trial:
     """One segment to judge: `first` is the row of its root in the laws, its nodes follow in order.
 
-    root: position of the root in the text. rule is "match" for greedy rows, whatever was asked.
+    root: position of the root in the text. A greedy row is judged by match, whatever the rule; block judges
+    chains, and a tree that asks for it is judged by traversal, which is the same on chains.
     """
 
     first: int
     draft: Draft
     root: int
     seed: int
-    rule: Literal["match", "reject"]
-
-
-class Chance(Protocol):
-    """The random choices of *reject*. `depth` is that of the token being chosen, 1 below the root."""
-
-    def coin(self, probability: float, depth: int) -> bool:
-        """True with that probability; never at 0, always at 1 or more."""
-
-    def pick(self, weights: Tensor, depth: int) -> int:
-        """An id drawn from `weights` [V], which need not sum to 1 but have mass."""
+    rule: Rule
 
 
 class NoiseChance:
-    """Chance from counter-based noise: every draw of a round has a key of its own."""
+    """Chance from counter-based noise: every draw of a round has a key of its own.
 
-    def __init__(self, seed: int, root: int) -> None:
-        self._seed, self._root, self._draws = seed, root, 0
+    names: int64 [K], the id each column of a law stands for; None = the columns themselves.
+    """
+
+    def __init__(self, seed: int, root: int, names: Tensor | None = None) -> None:
+        self._seed, self._root, self._names, self._draws = seed, root, names, 0
 
     def _key(self, depth: int, stream: int) -> int:
         self._draws += 1
@@ -73,92 +49,75 @@ class NoiseChance:
         return noise.uniform(self._key(depth, noise.COIN)) < probability
 
     def pick(self, weights: Tensor, depth: int) -> int:
-        return int(noise.race(weights[None], [self._key(depth, noise.RESIDUAL)]))
-
-
-def match(picks: Sequence[int], draft: Draft) -> Verdict:
-    """picks[0] is the target's choice after the root, picks[1 + i] its choice after node i."""
-    below = children(draft.parents)
-    path: list[int] = []
-    node = ROOT
-    while True:
-        token = picks[node + 1]
-        child = next((c for c in below.get(node, ()) if draft.tokens[c] == token), None)
-        if child is None:
-            return Verdict(tuple(path), token)
-        path.append(child)
-        node = child
-
-
-def reject(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
-    """laws [1 + n, V]: row 0 after the root, row 1 + i after node i."""
-    below = children(draft.parents)
-    path: list[int] = []
-    node = ROOT
-    while True:
-        depth = len(path) + 1
-        p = laws[node + 1]
-        accepted = None
-        for child in below.get(node, ()):
-            ratio, p = _try_child(p, draft, child)
-            if chance.coin(ratio, depth):
-                accepted = child
-                break
-            # Equal p and q leave no residual; only rounding can bring us here then, and p itself is right.
-            p = p if bool(p.sum() > 0) else laws[node + 1]
-        if accepted is None:
-            return Verdict(tuple(path), chance.pick(p, depth))
-        path.append(accepted)
-        node = accepted
-
-
-def _try_child(p: Tensor, draft: Draft, child: int) -> tuple[float, Tensor]:
-    """Chance of accepting `child` under the law p [V], and the law that is left if it is rejected."""
-    token = draft.tokens[child]
-    if draft.probs is None:
-        ratio = float(p[token] / p.sum())
-        left = p.clone()
-        left[token] = 0
-        return ratio, left
-    q = draft.probs[child].to(p)
-    share, q = p / p.sum(), q / q.sum()
-    # q(token) > 0, since the token was drawn from q.
-    return float(share[token] / q[token]), (share - q).clamp(min=0)
+        names = None if self._names is None else self._names[None]
+        return int(noise.race(weights[None], [self._key(depth, noise.RESIDUAL)], names))
 
 
 def verify(law: Law, trials: Sequence[Trial]) -> list[Verdict]:
-    """Judge every trial against its rows of `law`. One transfer of ids from the device in all."""
-    picks = target_picks(law, trials)
-    broken = law.broken.tolist()
+    """Judge every trial against its rows of `law`."""
+    best, broken = law.best.tolist(), law.broken.tolist()
     verdicts = []
     for trial in trials:
-        rows = range(trial.first, trial.first + 1 + len(trial.draft))
-        if trial.rule == "match" or law.index[trial.first] < 0:
-            verdict = match(picks[rows.start : rows.stop], trial.draft)
+        here = slice(trial.first, trial.first + 1 + len(trial.draft))
+        if trial.rule == "match" or law.greedy(trial.first):
+            verdict = match(_Picks(law, best, trial), trial.draft)
         elif broken[trial.first]:
             verdict = Verdict((), -1)
         else:
-            sampled = law.probs[law.index[rows.start] : law.index[rows.stop - 1] + 1]
-            verdict = reject(sampled, trial.draft, NoiseChance(trial.seed, trial.root))
-        verdicts.append(_cut_at_broken(verdict, broken[rows.start : rows.stop]))
+            verdict = _judge(law, trial, any(broken[here]))
+        verdicts.append(_cut_at_broken(verdict, broken[here]))
     return verdicts
 
 
-def target_picks(law: Law, trials: Sequence[Trial]) -> list[int]:
-    """The target's own choice at every row: the likeliest id, or the draw its TARGET noise makes."""
-    best = law.best
-    rows, keys = [], []
-    for trial in trials:
-        if trial.rule == "match" and law.index[trial.first] >= 0:
-            for offset, depth in enumerate([0, *depths(trial.draft.parents)]):
-                rows.append(trial.first + offset)
-                keys.append(noise.key(trial.seed, trial.root + depth + 1, noise.TARGET))
-    if rows:
-        probs = law.probs[[law.index[r] for r in rows]]
-        best = best.clone()
-        best[torch.tensor(rows, device=best.device)] = noise.race(probs, keys)
-    picked: list[int] = best.tolist()
-    return picked
+def _judge(law: Law, trial: Trial, broken: bool) -> Verdict:
+    """Block and traversal look at all rows at once, so a draft with a broken row is walked by reject."""
+    laws, draft, names = _together(law, trial)
+    chance: Chance = NoiseChance(trial.seed, trial.root, names)
+    if broken or trial.rule == "reject":
+        return reject(laws, draft, chance)
+    return (block if trial.rule == "block" and is_chain(draft.parents) else traversal)(laws, draft, chance)
+
+
+def _together(law: Law, trial: Trial) -> tuple[Tensor, Draft, Tensor | None]:
+    """The trial's laws as one table [1 + n, K], its draft in the table's columns, and the columns' ids.
+
+    Truncated laws share few ids: only those, and the drafted ones, get a column.
+    """
+    rows = range(trial.first, trial.first + 1 + len(trial.draft))
+    draft = trial.draft
+    if draft.probs is not None:
+        # In full precision: what was drawn from bfloat16 weights has probability weight / sum, unrounded.
+        weights = draft.probs if draft.probs.dtype == torch.float64 else draft.probs.float()
+        draft = replace(draft, probs=weights / weights.sum(-1, keepdim=True))
+    if any(law.place[r][0] == "wide" for r in rows):
+        tables = [law.row(r) for r in rows]
+        return torch.stack([table for table in tables if table is not None]), draft, None
+    index = [law.place[r][1] for r in rows]
+    ids, mass = law.ids[index], law.mass[index]
+    tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=ids.device)
+    names = torch.unique(torch.cat([ids.flatten(), tokens]))
+    laws = mass.new_zeros((len(index), len(names)))
+    laws.scatter_add_(1, torch.searchsorted(names, ids), mass)
+    columns = tuple(torch.searchsorted(names, tokens).tolist())
+    probs = None if draft.probs is None else draft.probs[:, names]
+    return laws, replace(draft, tokens=columns, probs=probs), names
+
+
+class _Picks:
+    """The target's own choice after each row of a trial: the likeliest id, or the draw its TARGET noise makes.
+
+    Drawn when asked for: only the rows of the path that survives are.
+    """
+
+    def __init__(self, law: Law, best: Sequence[int], trial: Trial) -> None:
+        self._law, self._best, self._trial = law, best, trial
+        self._depths = (0, *depths(trial.draft.parents))
+
+    def __getitem__(self, row: int) -> int:
+        trial, r = self._trial, self._trial.first + row
+        if self._law.greedy(r):
+            return self._best[r]
+        return draw(self._law, [r], [noise.key(trial.seed, trial.root + self._depths[row] + 1, noise.TARGET)])[0]
 
 
 def _cut_at_broken(verdict: Verdict, broken: list[bool]) -> Verdict:

@@ -14,7 +14,8 @@ from torch import Tensor
 
 from sooner.config import Budget
 from sooner.core import noise
-from sooner.core.law import LawParams, law, shape
+from sooner.core.edit import Edit
+from sooner.core.law import draw, law
 from sooner.core.step import Segment, pack
 from sooner.core.tree import EMPTY, Draft, chain
 from sooner.draft.protocol import Context, Outcome
@@ -43,7 +44,7 @@ class _Chain:
 
 
 class ModelDrafter:
-    """Chains drawn from `model`.
+    """Chains drawn from `model`, by the target's own parameters.
 
     vocab: width of the target's logits. The model's own may be wider or narrower by padding.
     confidence: drafting stops *after* a token that the model gave less than this probability; such a
@@ -98,10 +99,14 @@ class ModelDrafter:
             self._draw(drawing, logits)
 
     def _draw(self, chains: Sequence[_Chain], logits: Tensor) -> None:
-        params = [c.context.law for c in chains]
-        laws = law(logits, params)
-        sampled = [c for c in chains if not c.context.law.greedy]
-        drawn = noise.race(laws.probs, [_key(c) for c in sampled]).tolist() if sampled else []
+        edits = [
+            Edit(r, c.context.law, c.context.past, (tuple(c.tokens),))
+            for r, c in enumerate(chains)
+            if c.context.past is not None
+        ]
+        laws = law(logits, [c.context.law for c in chains], edits)
+        sampled = [r for r, c in enumerate(chains) if not c.context.law.greedy]
+        drawn = dict(zip(sampled, draw(laws, sampled, [_key(chains[r]) for r in sampled]), strict=True))
         best, broken = laws.best.tolist(), laws.broken.tolist()
         sure = self._sure(logits, laws.best)
         for r, c in enumerate(chains):
@@ -109,9 +114,9 @@ class ModelDrafter:
                 c.done = True
                 continue
             row = laws.row(r)
-            token = best[r] if row is None else drawn[laws.index[r]]
+            token = drawn.get(r, best[r])
             c.tokens.append(token)
-            if row is not None and c.context.rule == "reject":
+            if row is not None and c.context.rule != "match":
                 c.probs.append(row)
             certainty = sure[r] if row is None else float(row[token])
             c.done = len(c.tokens) >= c.depth or certainty < self._confidence
@@ -120,8 +125,7 @@ class ModelDrafter:
         """Probability of the likeliest token, for greedy rows."""
         if self._confidence == 0:
             return [1.0] * len(logits)
-        plain = shape(logits.float(), [LawParams(temperature=1.0)] * len(logits))
-        certain: list[float] = plain.gather(-1, best[:, None])[:, 0].tolist()
+        certain: list[float] = logits.float().softmax(-1).gather(-1, best[:, None])[:, 0].tolist()
         return certain
 
     def _finish(self, c: _Chain) -> Draft:

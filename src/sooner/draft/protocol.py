@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from sooner.config import Budget
-from sooner.core.law import LawParams
+from sooner.core.edit import LawParams, Past
 from sooner.core.tree import Draft
+from sooner.core.verify import Rule
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,14 +21,16 @@ class Context:
     tokens: the whole text so far, prompt first; its last token is the root of the draft. A copy,
         which changes no more.
     law, seed, rule: how the target will choose. Under "match" a drafter that draws should use the
-        TARGET noise of `seed`; under "reject" its own (DRAFT), and hand over the law it drew from.
+        TARGET noise of `seed`; under the other rules its own (DRAFT), and hand over the law it drew from.
+    past: what penalties need to know of the text; None where the law has none.
     """
 
     request_id: str
     tokens: Sequence[int]
     law: LawParams
     seed: int
-    rule: Literal["match", "reject"]
+    rule: Rule
+    past: Past | None = None
 
 
 @dataclass(frozen=True, slots=True)

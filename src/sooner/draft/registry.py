@@ -37,9 +37,7 @@ def _lookup(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
 
 
 def _model(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
-    if not spec.argument:
-        raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")
-    return ModelDrafter(load(spec.argument), vocab)
+    return ModelDrafter(load(spec.argument or ""), vocab)  # parse has seen that there is one
 
 
 _MAKERS: Mapping[str, Callable[[Spec, int, LoadModel], Drafter]] = {
@@ -57,6 +55,8 @@ def parse(text: str) -> Spec:
         raise ConfigError(unknown("draft", name, ("none", "lookup", "model:PATH")))
     if colon and name != "model":
         raise ConfigError(f"draft {name!r} takes no argument, got {argument!r}.")
+    if name == "model" and not argument:
+        raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")
     return Spec(name, argument if colon else None)
 
 

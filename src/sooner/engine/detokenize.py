@@ -45,7 +45,11 @@ class StreamDetokenizer:
 
     def push(self, token: int) -> str:
         self._ids.append(token)
-        text = self._stream.step(self._tokenizer, token) or ""
+        try:
+            text = self._stream.step(self._tokenizer, token) or ""
+        except Exception:  # byte fallback: a broken character changes how the letters before it decode
+            text = self.finish()
+            self._stream = DecodeStream(ids=[token], skip_special_tokens=self._skip)
         self._given += len(text)
         return text
 

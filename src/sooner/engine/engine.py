@@ -8,26 +8,26 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
 
-from sooner.config import EngineConfig
+from sooner.config import Budget, EngineConfig
 from sooner.control.protocol import Controller, StepRecord, View
-from sooner.core.law import law
+from sooner.core.rules import Verdict
 from sooner.core.step import Segment, Step, pack
 from sooner.core.tree import Draft, depths
-from sooner.core.verify import Trial, Verdict, verify
 from sooner.draft.protocol import Context, Drafter, Outcome
+from sooner.engine.constraint import FORCED, Compile, Constraint, with_forced
 from sooner.engine.detokenize import MakeDetokenizer, no_text
 from sooner.engine.guard import Guard
-from sooner.engine.logprobs import report
-from sooner.engine.request import Request, new_request
+from sooner.engine.judge import Judged, judge, wants_scores
+from sooner.engine.request import Request, law_params, new_request
 from sooner.engine.scheduler import Scheduler, Share
 from sooner.engine.stop import FinishReason, Piece, Writer
 from sooner.errors import ConfigError, RequestError
-from sooner.model.protocol import Model, Output
+from sooner.model.protocol import Model
 from sooner.params import SamplingParams
 
 
@@ -45,6 +45,8 @@ class Engine:
     """Serves requests on one target with one drafter.
 
     eos_ids: the target's end-of-text ids, none, one or several.
+    detokenizer, encode: from tokens to text and, without special tokens, back; needed for stop strings
+        and bad words only. compile_grammar: from structured outputs to a constraint.
     context_limit: most tokens of prompt and text together; the target's own limit by default.
     """
 
@@ -56,6 +58,8 @@ class Engine:
         *,
         eos_ids: Sequence[int] = (),
         detokenizer: MakeDetokenizer = no_text,
+        encode: Callable[[str], Sequence[int]] | None = None,
+        compile_grammar: Compile | None = None,
         context_limit: int | None = None,
         config: EngineConfig | None = None,
     ) -> None:
@@ -67,7 +71,7 @@ class Engine:
         self.context_limit = min(limits) if limits else None
         self._scheduler = Scheduler(self.config)
         self._eos = frozenset(eos_ids)
-        self._detokenizer = detokenizer
+        self._detokenizer, self._encode, self._compile = detokenizer, encode, compile_grammar
         self._ids = itertools.count()
 
     @property
@@ -75,19 +79,22 @@ class Engine:
         """Whether any request is waiting or running."""
         return bool(self._scheduler.waiting or self._scheduler.running)
 
-    def add(self, prompt: Sequence[int], params: SamplingParams) -> Request:
+    def add(self, prompt: Sequence[int], params: SamplingParams, *, copy: int = 0) -> Request:
         """Queue a request. Raises RequestError for a prompt that cannot be served, ConfigError for ids
-        outside the vocabulary."""
+        outside the vocabulary. copy: which of the `n` texts of one prompt this is."""
         self._check_prompt(prompt)
         self._check_params(params)
+        ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
         writer = Writer(
             self._detokenizer(prompt, params.skip_special_tokens),
-            stop_ids=frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos),
+            stop_ids=ends,
             stops=params.stop,
             keep_stop=params.include_stop_str_in_output,
             room=self._room(len(prompt), params),
         )
-        request = new_request(f"r{next(self._ids)}", prompt, params, writer)
+        law = law_params(params, ends, self._bad_words(params))
+        constraint = self._constraint(params)
+        request = new_request(f"r{next(self._ids)}", prompt, params, writer, law, constraint, copy)
         request.tally.admitted = time.perf_counter()
         self._scheduler.add(request)
         return request
@@ -119,8 +126,8 @@ class Engine:
         drafted = time.perf_counter()
         out = self.model.forward(step, rows=step.law_rows, taps=self.guard.drafter.taps)
         passed = time.perf_counter()
-        verdicts = self._verify(shares, step, out.logits)
-        events, outcomes = self._apply(shares, step, out, verdicts)
+        judged = judge([share.request for share in shares], step, out.logits)
+        events, outcomes = self._apply(shares, step, judged, out.features)
         self.guard.observe(outcomes)
         self._retire(events)
         self.controller.observe(_record(step, outcomes, drafted - began, passed - drafted))
@@ -139,13 +146,15 @@ class Engine:
         budgets = self._scheduler.trim(shares, self.controller.budgets(views), self.context_limit)
         asked = [i for i, budget in enumerate(budgets) if not budget.empty]
         drafts = [Draft()] * len(shares)
-        if not asked:
-            return drafts
         contexts = [_context(shares[i].request) for i in asked]
-        made, problems = self.guard.propose(contexts, [budgets[i] for i in asked])
+        made, problems = self.guard.propose(contexts, [budgets[i] for i in asked]) if asked else ([], [])
         for i, draft, found in zip(asked, made, problems, strict=True):
             drafts[i] = draft
             shares[i].request.tally.draft_failures += found is not None
+        room = self._scheduler.trim(shares, [Budget.chain(FORCED)] * len(shares), self.context_limit)
+        for i, share in enumerate(shares):
+            if share.request.constraint is not None:
+                drafts[i] = with_forced(drafts[i], share.request.constraint, min(room[i].depth, room[i].nodes))
         return drafts
 
     def _segment(self, share: Share, draft: Draft) -> Segment:
@@ -154,39 +163,25 @@ class Engine:
             request.lane = self.model.lanes.open()
             request.held = 0
         certain = tuple(request.tokens[request.held : request.held + share.certain])
-        return Segment(request.lane, request.held, certain, draft, law=share.whole)
-
-    def _verify(self, shares: Sequence[Share], step: Step, logits: Tensor) -> list[Verdict | None]:
-        """A verdict for every share whose law was wanted."""
-        trials, params = [], []
-        for share, segment, first in zip(shares, step.segments, step.law_starts, strict=True):
-            if first is not None:
-                request = share.request
-                trials.append(Trial(first, segment.draft, segment.root, request.seed, request.rule))
-                params += [request.law] * (1 + len(segment.draft))
-        verdicts = iter(verify(law(logits, params), trials) if trials else [])
-        return [None if first is None else next(verdicts) for first in step.law_starts]
+        scored = wants_scores(request, request.held)
+        return Segment(request.lane, request.held, certain, draft, law=share.whole, scored=scored)
 
     def _apply(
-        self, shares: Sequence[Share], step: Step, out: Output, verdicts: Sequence[Verdict | None]
+        self, shares: Sequence[Share], step: Step, judged: Judged, features: Tensor | None
     ) -> tuple[list[Event], list[Outcome]]:
         """Write the verdicts into the requests and settle their lanes."""
         events, outcomes = [], []
         now = time.perf_counter()
-        for i, (share, verdict) in enumerate(zip(shares, verdicts, strict=True)):
-            request, segment = share.request, step.segments[i]
-            taken = 0
-            if verdict is not None:
-                taken = _write(request, segment.draft, verdict, now)
-                first = step.law_starts[i]
-                if request.params.logprobs is not None and first is not None and taken:
-                    rows = [first, *(first + 1 + node for node in verdict.path)][:taken]
-                    request.logprobs += report(out.logits[rows], request.tokens[-taken:], request.params.logprobs)
+        for s, share in enumerate(shares):
+            request, segment, verdict = share.request, step.segments[s], judged.verdicts[s]
+            taken = 0 if verdict is None else _write(request, segment.draft, verdict, now)
+            request.logprobs += judged.logprobs(request, step, s, taken)
+            request.prompt_logprobs += judged.prompt_logprobs(request, step, s)
             request.held = self.model.lanes.settle(segment.lane, request.tokens[:-1])
             new = tuple(request.tokens[len(request.tokens) - taken :])
-            features = None if out.features is None else out.features[step.offsets[i] : step.offsets[i + 1]]
+            seen = None if features is None else features[step.offsets[s] : step.offsets[s + 1]]
             accepted = 0 if verdict is None else min(len(verdict.path), taken)
-            outcomes.append(Outcome(request.id, new, accepted, len(segment.draft), features))
+            outcomes.append(Outcome(request.id, new, accepted, len(segment.draft), seen))
             if new or request.finish is not None:
                 events.append(Event(request, new, request.writer.take(), request.finish))
         return events, outcomes
@@ -222,11 +217,33 @@ class Engine:
             )
 
     def _check_params(self, params: SamplingParams) -> None:
-        bad = [i for i in params.stop_token_ids if i >= self.model.vocab_size]
-        if bad:
-            raise ConfigError(f"stop_token_ids {bad} are not ids from 0 to {self.model.vocab_size - 1}.")
+        named = {
+            "stop_token_ids": params.stop_token_ids,
+            "allowed_token_ids": params.allowed_token_ids or (),
+            "logit_bias": params.logit_bias,
+        }
+        for name, ids in named.items():
+            bad = [i for i in ids if i >= self.model.vocab_size]
+            if bad:
+                raise ConfigError(f"{name} {bad} are not ids from 0 to {self.model.vocab_size - 1}.")
         if params.stop and self._detokenizer is no_text:
             raise ConfigError("stop strings need a tokenizer, and this model has none; use stop_token_ids.")
+
+    def _constraint(self, params: SamplingParams) -> Constraint | None:
+        if params.structured_outputs is None:
+            return None
+        if self._compile is None:
+            raise ConfigError("structured_outputs need a tokenizer, and this model has none.")
+        return self._compile(params.structured_outputs)
+
+    def _bad_words(self, params: SamplingParams) -> list[tuple[int, ...]]:
+        """Each bad word as token ids, at the beginning of a text and after a space."""
+        if params.bad_words and self._encode is None:
+            raise ConfigError("bad_words need a tokenizer, and this model has none; use logit_bias.")
+        spelled = [
+            tuple(self._encode(form)) for word in params.bad_words for form in (word, " " + word) if self._encode
+        ]
+        return [ids for ids in dict.fromkeys(spelled) if ids]
 
 
 def _context(request: Request) -> Context:
@@ -241,15 +258,19 @@ def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:
         tokens.append(verdict.token)
     taken = request.write(tokens, guesses=len(verdict.path))
     if verdict.broken and request.finish is None:
-        request.error = (
-            "the model's logits are not finite after token "
-            f"{len(request.tokens)}, so no next token exists; try a wider dtype (float32)."
-        )
+        request.error = _why_broken(request)
         request.writer.end("error")
     depth = max(depths(draft.parents), default=0)
     if taken:
         request.tally.add_step(len(draft), depth, min(len(verdict.path), taken), taken, now)
     return taken
+
+
+def _why_broken(request: Request) -> str:
+    place = f"after token {len(request.tokens)}"
+    if request.law.edits:
+        return f"no token may come {place}: the parameters (or NaN logits) leave the law without mass."
+    return f"the model's logits are not finite {place}, so there is no next token; try a wider dtype (float32)."
 
 
 def _record(step: Step, outcomes: Sequence[Outcome], draft_s: float, pass_s: float) -> StepRecord:

@@ -38,7 +38,7 @@ class Guard:
         if len(drafts) != len(contexts):
             return self._all_failed(contexts, self._note("wrong count", f"{len(drafts)} for {len(contexts)}"))
         problems = [
-            problem(draft, budget, self._vocab, with_probs=context.rule == "reject" and not context.law.greedy)
+            problem(draft, budget, self._vocab, with_probs=context.rule != "match" and not context.law.greedy)
             for draft, context, budget in zip(drafts, contexts, budgets, strict=True)
         ]
         for found in problems:

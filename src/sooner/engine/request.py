@@ -5,9 +5,12 @@ from __future__ import annotations
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Literal
 
-from sooner.core.law import LawParams
+from sooner.core import noise
+from sooner.core.edit import LawParams
+from sooner.core.verify import Rule
+from sooner.engine.constraint import Constraint
+from sooner.engine.history import History
 from sooner.engine.logprobs import TokenLogprob
 from sooner.engine.stats import Tally
 from sooner.engine.stop import FinishReason, Writer
@@ -20,6 +23,7 @@ class Request:
 
     tokens: prompt and text so far. lane: its row of the target's cache, None while it waits.
     held: how many of `tokens` the lane holds; the next segment starts there.
+    history: what penalties count; None where nothing acts on the logits. constraint: its grammar.
     """
 
     id: str
@@ -27,13 +31,16 @@ class Request:
     params: SamplingParams
     law: LawParams
     seed: int
-    rule: Literal["match", "reject"]
+    rule: Rule
     writer: Writer
     tokens: list[int]
+    history: History | None = None
+    constraint: Constraint | None = None
     lane: int | None = None
     held: int = 0
     tally: Tally = field(default_factory=Tally)
     logprobs: list[TokenLogprob] = field(default_factory=list)
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     error: str | None = None
 
     @property
@@ -59,14 +66,51 @@ class Request:
                 return count
             self.tokens.append(token)
             self.writer.push(token, drafted=count < guesses)
+            if self.constraint is not None:
+                self.constraint.advance((token,))
+                if self.constraint.ended:
+                    self.writer.end("stop")
         return len(tokens)
 
 
-def new_request(request_id: str, prompt: Sequence[int], params: SamplingParams, writer: Writer) -> Request:
-    """A waiting request. Without a seed it gets a fresh one, so its randomness is still keyed."""
-    rule = params.rule
-    if rule == "auto":
-        rule = "match" if params.greedy or params.seed is not None else "reject"
-    law = LawParams(params.temperature, max(params.top_k, 0), params.top_p, params.min_p)
+def new_request(
+    request_id: str,
+    prompt: Sequence[int],
+    params: SamplingParams,
+    writer: Writer,
+    law: LawParams,
+    constraint: Constraint | None = None,
+    copy: int = 0,
+) -> Request:
+    """A waiting request. Without a seed it gets a fresh one, so its randomness is still keyed.
+
+    copy: which of the n texts of one prompt this is; each draws from a stream of its own.
+    """
+    rule: Rule = "match" if params.greedy or params.seed is not None else "traversal"
+    if params.rule != "auto":
+        rule = params.rule
     seed = secrets.randbelow(MAX_SEED) if params.seed is None else params.seed
-    return Request(request_id, tuple(prompt), params, law, seed, rule, writer, list(prompt))
+    seed = noise.key(seed, copy, noise.COPY) % MAX_SEED if copy else seed
+    tokens = list(prompt)
+    history = History(tokens, len(prompt)) if law.edits or constraint is not None else None
+    return Request(request_id, tuple(prompt), params, law, seed, rule, writer, tokens, history, constraint)
+
+
+def law_params(params: SamplingParams, ends: frozenset[int], bad_words: Sequence[tuple[int, ...]]) -> LawParams:
+    """What shapes the law of a request. ends: ids that end its text; bad_words: as token ids."""
+    return LawParams(
+        temperature=params.temperature,
+        top_k=max(params.top_k, 0),
+        top_p=params.top_p,
+        min_p=params.min_p,
+        typical_p=params.typical_p,
+        repetition_penalty=params.repetition_penalty,
+        presence_penalty=params.presence_penalty,
+        frequency_penalty=params.frequency_penalty,
+        bias=tuple((token, added) for token, added in params.logit_bias.items() if added),
+        allowed=params.allowed_token_ids,
+        bad_words=tuple(bad_words),
+        until=params.min_tokens,
+        forbidden=tuple(sorted(ends)) if params.min_tokens else (),
+        processors=params.logits_processors,
+    )

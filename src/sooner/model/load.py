@@ -36,8 +36,9 @@ class Loaded:
         """The fast tokenizer underneath."""
         return backend(self.tokenizer, self.name)
 
-    def encode(self, text: str) -> list[int]:
-        ids: list[int] = self.tokenizer(text)["input_ids"]
+    def encode(self, text: str, *, special: bool = True) -> list[int]:
+        """Token ids of a text; `special`: with what the tokenizer puts around a prompt (BOS, ...)."""
+        ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
         return ids
 
     def encode_chat(self, messages: Sequence[Mapping[str, str]]) -> list[int]:
@@ -141,9 +142,16 @@ def _device(device: str) -> torch.device:
         place = torch.device(device)
     except RuntimeError as error:
         raise ConfigError(f"device {device!r} is not one torch knows; use auto, cpu or cuda.") from error
-    if place.type == "cuda" and not torch.cuda.is_available():
-        raise ConfigError(f"device {device!r} was asked for, but torch sees no GPU here; use --device cpu.")
+    if place.type not in ("cpu", "cuda"):
+        raise ConfigError(f"device {device!r} is not supported; use auto, cpu or cuda.")
+    if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+        raise ConfigError(f"device {device!r} was asked for, but torch sees {_gpus()} here; use --device cpu.")
     return place
+
+
+def _gpus() -> str:
+    count = torch.cuda.device_count()
+    return f"{count or 'no'} GPU{'s' * (count > 1)}"
 
 
 def _dtype(dtype: str, place: torch.device) -> torch.dtype:

@@ -1,0 +1,163 @@
+"""What acts on logits before temperature: bias, penalties, forbidden tokens. Each row by its own path.
+
+Knows no model and no draft, only tokens. The order is that of transformers: logit bias and allowed ids,
+repetition penalty, presence and frequency penalties, bad words, minimum length, a grammar's mask, and
+last the caller's own processors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
+
+Processor = Callable[[Sequence[int], Tensor], Tensor]
+"""From the tokens before a row (prompt, text, drafted path) and its logits [V] to new logits [V]."""
+
+
+@dataclass(frozen=True, slots=True)
+class LawParams:
+    """What shapes a law; ranges as in SamplingParams. temperature 0 = greedy, top_k 0 = all.
+
+    bias: (id, added to its logit) pairs. allowed: ids that may be drawn, or None for all.
+    bad_words: token sequences whose last token is forbidden after the others.
+    until, forbidden: while fewer than `until` tokens are written, the `forbidden` ids (ends of text) cannot be.
+    processors: the caller's own functions, run row by row.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    typical_p: float = 1.0
+    repetition_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    bias: tuple[tuple[int, float], ...] = ()
+    allowed: tuple[int, ...] | None = None
+    bad_words: tuple[tuple[int, ...], ...] = ()
+    until: int = 0
+    forbidden: tuple[int, ...] = ()
+    processors: tuple[Processor, ...] = ()
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0
+
+    @property
+    def truncated(self) -> bool:
+        """Whether a few candidates carry the whole law. Typical-p needs the entropy of all of them."""
+        return (self.top_k > 0 or self.top_p < 1 or self.min_p > 0) and self.typical_p == 1
+
+    @property
+    def edits(self) -> bool:
+        """Whether anything acts on the logits themselves."""
+        plain = LawParams(self.temperature, self.top_k, self.top_p, self.min_p, self.typical_p)
+        return self != plain
+
+    @property
+    def counts(self) -> bool:
+        """Whether a penalty looks at what the text holds already."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
+    def without_typical(self) -> LawParams:
+        return replace(self, typical_p=1.0)
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was there before the first row of a block.
+
+    tokens: prompt and text up to and including the root. written: how many of them are text.
+    ids, counts: [U], every id in them once, and how often the text (not the prompt) holds it.
+    """
+
+    tokens: Sequence[int]
+    written: int
+    ids: Tensor
+    counts: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Edit:
+    """Rows `first` on are one request's: paths[i] are the drafted tokens between its root and row i.
+
+    mask: bool [len(paths), V] or None, true where a grammar allows the id.
+    """
+
+    first: int
+    params: LawParams
+    past: Past
+    paths: Sequence[tuple[int, ...]]
+    mask: Tensor | None = None
+
+
+def edit(logits: Tensor, edits: Sequence[Edit]) -> Tensor:
+    """New logits [n, V] in float32 or wider; rows that no edit names are unchanged."""
+    out = logits if logits.dtype == torch.float64 else logits.float()
+    out = out.clone() if out is logits else out
+    for one in edits:
+        rows = out[one.first : one.first + len(one.paths)]
+        _bias(rows, one.params)
+        if one.params.counts:
+            _penalise(rows, one)
+        _forbid(rows, one)
+        if one.mask is not None:
+            rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)
+        for process in one.params.processors:
+            for row, path in zip(rows, one.paths, strict=True):
+                row.copy_(process([*one.past.tokens, *path], row.clone()))
+    return out
+
+
+def _bias(rows: Tensor, params: LawParams) -> None:
+    if params.bias:
+        ids, added = zip(*params.bias, strict=True)
+        rows[:, list(ids)] += rows.new_tensor(added)
+    if params.allowed is not None:
+        kept = torch.full_like(rows[0], -torch.inf)
+        kept[list(params.allowed)] = 0
+        rows += kept
+
+
+def _penalise(rows: Tensor, one: Edit) -> None:
+    """Penalties of every row over past and own path; only ids that occur are touched."""
+    past, params = one.past, one.params
+    drafted = sorted({token for path in one.paths for token in path})
+    ids = torch.cat([past.ids, _missing(past.ids, drafted)])
+    counts = past.counts.new_zeros((len(rows), len(ids)))
+    counts[:, : len(past.ids)] = past.counts
+    here = torch.zeros_like(counts, dtype=torch.bool)
+    here[:, : len(past.ids)] = True
+    place = {int(i): at for at, i in enumerate(ids.tolist())} if drafted else {}
+    for r, path in enumerate(one.paths):
+        for token in path:
+            counts[r, place[token]] += 1
+            here[r, place[token]] = True
+    scores = rows[:, ids]
+    strength = params.repetition_penalty
+    repeated = torch.where(scores < 0, scores * strength, scores / strength)
+    scores = torch.where(here, repeated, scores)
+    scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
+    rows[:, ids] = scores
+
+
+def _missing(ids: Tensor, wanted: Sequence[int]) -> Tensor:
+    new = torch.tensor(wanted, dtype=ids.dtype, device=ids.device)
+    return new[~torch.isin(new, ids)]
+
+
+def _forbid(rows: Tensor, one: Edit) -> None:
+    """Bad words and ends that come too early."""
+    params, past = one.params, one.past
+    longest = max((len(word) for word in params.bad_words), default=1) - 1
+    tail = tuple(past.tokens[len(past.tokens) - min(longest, len(past.tokens)) :])
+    for r, path in enumerate(one.paths):
+        before = tail + path
+        banned = [w[-1] for w in params.bad_words if len(w) == 1 or before[-(len(w) - 1) :] == w[:-1]]
+        if past.written + len(path) < params.until:
+            banned += params.forbidden
+        if banned:
+            rows[r, banned] = -torch.inf

@@ -1,0 +1,99 @@
+"""From the logits of one pass to verdicts and log-probabilities. Changes no request."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sooner.core.edit import Edit, LawParams, edit
+from sooner.core.law import Law, law, log_probs
+from sooner.core.rules import Verdict
+from sooner.core.step import Step
+from sooner.core.tree import ROOT, Draft
+from sooner.core.verify import Trial, verify
+from sooner.engine.logprobs import TokenLogprob, report
+from sooner.engine.request import Request
+
+_PLAIN = LawParams()  # rows that are only scored
+_SLICE = 64  # prompt rows scored at a time: a V-wide float32 table each
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """verdicts: one for each segment, None where no law was wanted. logits: as the model gave them.
+    shaped: the same after bias, penalties and masks."""
+
+    verdicts: tuple[Verdict | None, ...]
+    logits: Tensor
+    shaped: Tensor
+    laws: Law | None
+
+    def logprobs(self, request: Request, step: Step, s: int, taken: int) -> list[TokenLogprob]:
+        """Of the last `taken` tokens of the request of segment s, in the mode it asked for."""
+        verdict, first = self.verdicts[s], step.law_starts[s]
+        if request.params.logprobs is None or verdict is None or first is None or not taken:
+            return []
+        rows = [first, *(first + 1 + node for node in verdict.path)][:taken]
+        tokens = request.tokens[-taken:]
+        if request.params.logprobs_mode == "raw" or self.laws is None:
+            logs = log_probs(self.logits[rows])
+        else:
+            logs = torch.stack([_processed(self.laws, self.shaped, r) for r in rows])
+        return report(logs, tokens, request.params.logprobs)
+
+    def prompt_logprobs(self, request: Request, step: Step, s: int) -> list[TokenLogprob]:
+        """Of the prompt tokens that segment s predicts, in order."""
+        first, segment = step.score_starts[s], step.segments[s]
+        if request.params.prompt_logprobs is None or first is None:
+            return []
+        tokens = request.prompt[segment.start + 1 : segment.start + 1 + len(segment.certain)]
+        found = []
+        for at in range(0, len(tokens), _SLICE):
+            some = tokens[at : at + _SLICE]
+            logs = log_probs(self.logits[first + at : first + at + len(some)])
+            found += report(logs, some, request.params.prompt_logprobs)
+        return found
+
+
+def judge(requests: Sequence[Request], step: Step, logits: Tensor) -> Judged:
+    """logits [len(step.law_rows), V]; one request for each segment of the step."""
+    params = [_PLAIN] * len(step.law_rows)
+    trials: list[Trial] = []
+    edits: list[Edit] = []
+    for request, segment, first in zip(requests, step.segments, step.law_starts, strict=True):
+        if first is None:
+            continue
+        rows = 1 + len(segment.draft)
+        params[first : first + rows] = [request.law] * rows
+        trials.append(Trial(first, segment.draft, segment.root, request.seed, request.rule))
+        if request.history is not None:
+            mask = None if request.constraint is None else request.constraint.masks(segment.draft)
+            edits.append(Edit(first, request.law, request.history.past(), paths(segment.draft), mask))
+    if not trials:
+        return Judged((None,) * len(requests), logits, logits, None)
+    shaped = edit(logits, edits) if edits else logits
+    laws = law(shaped, params)
+    verdicts = iter(verify(laws, trials))
+    return Judged(tuple(None if f is None else next(verdicts) for f in step.law_starts), logits, shaped, laws)
+
+
+def paths(draft: Draft) -> list[tuple[int, ...]]:
+    """The drafted tokens from the root to each row: () for the root, then one for each node."""
+    found: list[tuple[int, ...]] = [()]
+    for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        found.append((*found[0 if parent == ROOT else parent + 1], token))
+    return found
+
+
+def wants_scores(request: Request, segment_start: int) -> bool:
+    """Whether a segment that starts there still has prompt tokens to score."""
+    wanted = request.params.prompt_logprobs is not None
+    return wanted and len(request.prompt_logprobs) <= segment_start < len(request.prompt) - 1
+
+
+def _processed(laws: Law, shaped: Tensor, r: int) -> Tensor:
+    row = laws.row(r)
+    return log_probs(shaped[r]) if row is None else row.log()

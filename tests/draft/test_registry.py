@@ -1,0 +1,72 @@
+"""Drafters by name: what is read, what is made, and what a mistyped name is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from sooner.draft.lookup import LookupDrafter
+from sooner.draft.model import ModelDrafter
+from sooner.draft.none import NoDrafter
+from sooner.draft.registry import NAMES, Spec, make, parse
+from sooner.errors import ConfigError
+from sooner.model.protocol import Model
+from sooner.testing import ToyModel
+
+
+def no_model(name: str) -> Model:
+    raise AssertionError(f"{name} was loaded though nobody asked for it")
+
+
+@pytest.mark.parametrize(
+    ("text", "spec"),
+    [
+        ("none", Spec("none")),
+        ("lookup", Spec("lookup")),
+        ("model:small", Spec("model", "small")),
+        ("model:/a folder/with:colon", Spec("model", "/a folder/with:colon")),
+        ("model:owner/name", Spec("model", "owner/name")),
+    ],
+)
+def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None:
+    assert parse(text) == spec
+    assert str(spec) == text
+
+
+@pytest.mark.parametrize(
+    ("text", "named"),
+    [
+        ("", "unknown draft ''"),
+        ("lokup", "unknown draft 'lokup'. Did you mean 'lookup'?"),
+        ("modell:small", "Allowed: "),
+        ("Lookup", "Did you mean 'lookup'?"),
+        ("nope", "Allowed: "),
+        ("lookup:3", "draft 'lookup' takes no argument, got '3'"),
+        ("none:", "draft 'none' takes no argument"),
+        ("model", "write model:FOLDER or model:NAME"),
+        ("model:", "write model:FOLDER or model:NAME"),
+    ],
+)
+def test_a_wrong_specification_is_told_what_is_right(text: str, named: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        make(parse(text), 17, no_model)
+    assert named in str(caught.value)
+
+
+def test_every_name_is_listed_to_whoever_mistypes_one() -> None:
+    with pytest.raises(ConfigError) as caught:
+        parse("x")
+    assert all(name in str(caught.value) for name in NAMES)
+
+
+def test_names_make_their_drafters() -> None:
+    assert isinstance(make(parse("none"), 17, no_model), NoDrafter)
+    assert isinstance(make(parse("lookup"), 17, no_model), LookupDrafter)
+    asked: list[str] = []
+
+    def load(name: str) -> Model:
+        asked.append(name)
+        return ToyModel()
+
+    drafter = make(parse("model:small"), 17, load)
+    assert isinstance(drafter, ModelDrafter)
+    assert asked == ["small"]
