@@ -43,7 +43,9 @@ def _rows(draft: Draft) -> Tensor:
 
 def hot_q(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
     """Verifies against q at temperature 2, which is not what the tokens were drawn from."""
-    warm = _rows(draft).sqrt()
+    if draft.probs is None:
+        return reject(laws, draft, chance)
+    warm = draft.probs.sqrt()
     return reject(laws, Draft(draft.tokens, draft.parents, warm / warm.sum(-1, keepdim=True)), chance)
 
 

@@ -78,7 +78,7 @@ def test_under_the_other_rules_its_noise_is_not_the_targets() -> None:
     same = 0
     for position in range(200):
         made = one(sure(table), context([0] * (position + 1), flat, "reject", f"r{position}"), 1)
-        same += made.tokens[0] == choose(torch.zeros(VOCAB), params(flat), position + 1)
+        same += made.tokens[0] == choose([0.0] * VOCAB, params(flat), position + 1)
     assert same < 30  # 200 / 17 = 12 by chance; P(30 or more) < 1e-5
 
 

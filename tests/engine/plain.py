@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Sequence
 
+import torch
 from torch import Tensor
 
 from sooner.params import SamplingParams
@@ -38,22 +39,58 @@ def exponential(key: int, token: int) -> float:
     return -math.log(((bits >> 12) + 0.5) * 2.0**-52)
 
 
+def edited(
+    logits: Sequence[float],
+    params: SamplingParams,
+    prompt: Sequence[int],
+    text: Sequence[int],
+    ends: Collection[int],
+) -> list[float]:
+    """What acts on logits: bias, allowed ids, penalties, ends that would come too early, processors."""
+    scores = [x + params.logit_bias.get(i, 0.0) for i, x in enumerate(logits)]
+    if params.allowed_token_ids is not None:
+        scores = [x if i in params.allowed_token_ids else -math.inf for i, x in enumerate(scores)]
+    for i in {*prompt, *text}:
+        scores[i] = (
+            scores[i] * params.repetition_penalty if scores[i] < 0 else scores[i] / params.repetition_penalty
+        )
+        count = text.count(i)
+        scores[i] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
+    if len(text) < params.min_tokens:
+        scores = [-math.inf if i in ends else x for i, x in enumerate(scores)]
+    for process in params.logits_processors:
+        scores = process([*prompt, *text], torch.tensor(scores, dtype=torch.float64)).tolist()
+    return scores
+
+
 def law_of(logits: Sequence[float], params: SamplingParams) -> list[float]:
-    """Temperature, top-k, top-p, min-p, in this order; of equals at the edge of top-p the higher ids stay."""
+    """Temperature, top-k, top-p, min-p, typical-p; of equals at the edge of top-p the higher ids stay."""
     scores = [(x - max(logits)) / params.temperature for x in logits]
     if 0 < params.top_k < len(scores):
         floor = sorted(scores, reverse=True)[params.top_k - 1]
         scores = [s if s >= floor else -math.inf for s in scores]
     probs = normal([math.exp(s) for s in scores])
     if params.top_p < 1:
-        mass, kept = 0.0, set()
-        for i in sorted(range(len(probs)), key=lambda i: (probs[i], i), reverse=True):
-            if mass < params.top_p:
-                kept.add(i)
-            mass += probs[i]
-        probs = normal([p if i in kept else 0.0 for i, p in enumerate(probs)])
+        order = sorted(range(len(probs)), key=lambda i: (probs[i], i), reverse=True)
+        probs = kept(probs, order, params.top_p)
     floor = params.min_p * max(probs)
-    return normal([p if p >= floor else 0.0 for p in probs])
+    probs = normal([p if p >= floor else 0.0 for p in probs])
+    if params.typical_p < 1:
+        surprise = {i: -math.log(p) for i, p in enumerate(probs) if p > 0}
+        entropy = sum(probs[i] * s for i, s in surprise.items())
+        order = sorted(surprise, key=lambda i: abs(surprise[i] - entropy))
+        probs = kept(probs, order, params.typical_p)
+    return probs
+
+
+def kept(probs: Sequence[float], order: Sequence[int], wanted: float) -> list[float]:
+    """Probabilities of the ids in `order` until they hold the wanted mass."""
+    mass, left = 0.0, [0.0] * len(probs)
+    for i in order:
+        if mass < wanted:
+            left[i] = probs[i]
+        mass += probs[i]
+    return normal(left)
 
 
 def normal(weights: Sequence[float]) -> list[float]:
@@ -61,14 +98,13 @@ def normal(weights: Sequence[float]) -> list[float]:
     return [w / total for w in weights]
 
 
-def choose(logits: Tensor, params: SamplingParams, position: int) -> int:
+def choose(scores: Sequence[float], params: SamplingParams, position: int) -> int:
     """The token at `position` of the text: the likeliest, or the winner of the seeded race."""
-    values = logits.tolist()
     if params.temperature == 0:
-        return values.index(max(values))
+        return list(scores).index(max(scores))
     assert params.seed is not None
     key = target_key(params.seed, position)
-    probs = law_of(values, params)
+    probs = law_of(scores, params)
     return max(range(len(probs)), key=lambda i: probs[i] / exponential(key, i))
 
 
@@ -82,10 +118,14 @@ def plain_text(
 ) -> tuple[list[int], str]:
     """New tokens one by one, and why they end. `limit`: most tokens of prompt and text together."""
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
-    tokens = list(prompt)
+    text: list[int] = []
     while True:
-        tokens.append(choose(next_logits(tokens), params, len(tokens)))
-        if tokens[-1] in ends:
-            return tokens[len(prompt) :], "stop"
-        if len(tokens) == limit or len(tokens) - len(prompt) == params.max_tokens:
-            return tokens[len(prompt) :], "length"
+        tokens = [*prompt, *text]
+        scores = edited(next_logits(tokens).tolist(), params, prompt, text, ends)
+        if max(scores) == -math.inf:
+            return text, "error"
+        text.append(choose(scores, params, len(tokens)))
+        if text[-1] in ends:
+            return text, "stop"
+        if len(tokens) + 1 == limit or len(text) == params.max_tokens:
+            return text, "length"

@@ -180,7 +180,7 @@ def log_probabilities_of_the_wrong_row(patch: Patch) -> None:
     def rolled(logits: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
         return report(torch.roll(logits, 1, 0), tokens, top)
 
-    patch.setattr("sooner.engine.engine.report", rolled)
+    patch.setattr("sooner.engine.judge.report", rolled)
 
 
 def lanes_are_kept_after_the_end(patch: Patch) -> None:

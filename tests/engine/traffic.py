@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
+import pytest
 import torch
+from torch import Tensor
 
 from sooner.config import EngineConfig
 from sooner.draft.protocol import Context, Drafter
@@ -14,7 +18,7 @@ from sooner.engine.engine import Engine, Event
 from sooner.engine.request import Request
 from sooner.errors import RequestError
 from sooner.params import RULES, SamplingParams
-from tests.engine.plain import choose, law_of, plain_text
+from tests.engine.plain import choose, edited, law_of, plain_text
 from tests.engine.wild import Broken, FlakyModel, WildController, WildDrafter
 
 MOST_STEPS = 3000
@@ -107,7 +111,25 @@ class Traffic:
             stop_token_ids=tuple(r.sample(range(self.setting.vocab), r.choice([0, 0, 1]))),
             ignore_eos=r.random() < 0.2,
             logprobs=r.choice([None, 0, 2]),
+            logprobs_mode=r.choice(["raw", "raw", "processed"]),
+            prompt_logprobs=r.choice([None, None, 0, 1]),
             rule=r.choice(["auto", "auto", "auto", "match", *RULES]),
+            **(self._edits() if r.random() < 0.4 else {}),
+        )
+
+    def _edits(self) -> dict[str, Any]:
+        """What acts on logits. Penalties are exact in float32, so that both sides compute the same."""
+        r, ids = self.random, range(self.setting.vocab)
+        few = lambda most: r.sample(ids, min(r.randint(1, most), len(ids)))  # noqa: E731  # short names for dice
+        return dict(
+            typical_p=r.choice([1.0, 1.0, 0.7]),
+            repetition_penalty=r.choice([1.0, 1.5, 0.5]),
+            presence_penalty=r.choice([0.0, 0.5, -2.0]),
+            frequency_penalty=r.choice([0.0, 0.25, -1.0]),
+            logit_bias=r.choice([{}, {token: r.choice([-100.0, 1.5]) for token in few(3)}]),
+            allowed_token_ids=r.choice([None, None, tuple(few(9))]),
+            min_tokens=r.choice([0, 0, 1]),
+            logits_processors=r.choice([(), (), (after_even_no_zero,)]),
         )
 
     def _disturb(self) -> None:
@@ -136,16 +158,26 @@ class Traffic:
         seen.tokens += event.tokens
         seen.ended = event.finish is not None
 
+    def _scores(self, request: Request, text: Sequence[int]) -> list[float]:
+        """Logits of the next token after everything that acts on them."""
+        logits = self.model.next_logits([*request.prompt, *text]).tolist()
+        return edited(logits, request.params, request.prompt, list(text), self._ends(request))
+
+    def _ends(self, request: Request) -> set[int]:
+        return set(request.params.stop_token_ids) | (set() if request.params.ignore_eos else set(self.setting.eos))
+
     def _ahead(self, context: Context) -> Sequence[int]:
         """The right text of a request, some tokens past its end included."""
-        if context.request_id not in self._texts:
-            self._texts[context.request_id] = list(self.seen[context.request_id].request.prompt)
-        text, params = self._texts[context.request_id], _seeded(self.seen[context.request_id].request)
+        request = self.seen[context.request_id].request
+        text, params = self._texts.setdefault(request.id, list(request.prompt)), _seeded(request)
         if context.rule != "match":
             params = SamplingParams()  # its text is a matter of luck; the greedy one is as good a guess as any
             text[:] = context.tokens
         while len(text) < len(context.tokens) + BEYOND:
-            text.append(choose(self.model.next_logits(text), params, len(text)))
+            scores = self._scores(request, text[len(request.prompt) :])
+            if max(scores) == -math.inf:
+                break
+            text.append(choose(scores, params, len(text)))
         return text
 
     def _compare(self, seen: Seen) -> None:
@@ -167,8 +199,8 @@ class Traffic:
     def _compare_text(self, request: Request, written: list[int]) -> None:
         if request.rule != "match" and not request.params.greedy:
             for i, token in enumerate(written):
-                logits = self.model.next_logits([*request.prompt, *written[:i]])
-                assert law_of(logits.tolist(), request.params)[token] > 0, "a token the law rules out"
+                law = law_of(self._scores(request, written[:i]), request.params)
+                assert law[token] > 0, "a token the law rules out"
             return
         expected, finish = plain_text(
             self.model.next_logits,
@@ -182,16 +214,45 @@ class Traffic:
         assert (written, request.finish) == (expected, finish)
 
     def _compare_logprobs(self, request: Request, written: list[int]) -> None:
-        if request.params.logprobs is None:
-            assert not request.logprobs
-            return
-        assert [entry.token for entry in request.logprobs] == written
-        for i, entry in enumerate(request.logprobs):
-            logits = self.model.next_logits([*request.prompt, *written[:i]])
-            scores = torch.log_softmax(logits, -1)
-            assert abs(entry.logprob - float(scores[entry.token])) < 1e-5
-            best = scores.topk(request.params.logprobs)
-            assert [token for token, _ in entry.top] == best.indices.tolist()
+        for tokens, entries, wanted, before in (
+            (written, request.logprobs, request.params.logprobs, [*request.prompt]),
+            (
+                list(request.prompt[1:]),
+                request.prompt_logprobs,
+                request.params.prompt_logprobs,
+                [*request.prompt[:1]],
+            ),
+        ):
+            if wanted is None:
+                assert not entries
+                continue
+            if tokens is not written and not written:
+                continue  # it ended before its prompt was through
+            assert [entry.token for entry in entries] == tokens
+            for i, entry in enumerate(entries):
+                logs = self._logs(request, [*before, *tokens[:i]], processed=tokens is written)
+                assert entry.logprob == pytest.approx(float(logs[entry.token]), rel=1e-5, abs=1e-4)
+                best = logs.topk(wanted).values.tolist()
+                assert [value for _, value in entry.top] == pytest.approx(best, rel=1e-5, abs=1e-4)
+                assert all(
+                    float(logs[token]) == pytest.approx(value, rel=1e-5, abs=1e-4) for token, value in entry.top
+                )
+
+    def _logs(self, request: Request, tokens: Sequence[int], processed: bool) -> Tensor:
+        logits = self.model.next_logits(tokens)
+        if processed and request.params.logprobs_mode == "processed":
+            scores = self._scores(request, tokens[len(request.prompt) :])
+            if not request.params.greedy:
+                return torch.tensor(law_of(scores, request.params), dtype=torch.float64).log()
+            logits = torch.tensor(scores, dtype=torch.float64)
+        return logits.log_softmax(-1)
+
+
+def after_even_no_zero(tokens: Sequence[int], logits: Tensor) -> Tensor:
+    """A processor: after an even token 0 is unlikely."""
+    if tokens[-1] % 2 == 0:
+        logits[0] -= 2.0
+    return logits
 
 
 def _seeded(request: Request) -> SamplingParams:

@@ -163,7 +163,7 @@ class Engine:
             request.lane = self.model.lanes.open()
             request.held = 0
         certain = tuple(request.tokens[request.held : request.held + share.certain])
-        scored = wants_scores(request, request.held)
+        scored = wants_scores(request)
         return Segment(request.lane, request.held, certain, draft, law=share.whole, scored=scored)
 
     def _apply(

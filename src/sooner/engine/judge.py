@@ -50,14 +50,16 @@ class Judged:
         if request.params.prompt_logprobs is None or first is None:
             return []
         tokens = request.prompt[segment.start + 1 : segment.start + 1 + len(segment.certain)]
+        known = len(request.prompt_logprobs) - segment.start  # above 0 when it lost its place and came again
         found = []
-        for at in range(0, len(tokens), _SLICE):
+        for at in range(known, len(tokens), _SLICE):
             some = tokens[at : at + _SLICE]
             logs = log_probs(self.logits[first + at : first + at + len(some)])
             found += report(logs, some, request.params.prompt_logprobs)
         return found
 
 
+@torch.no_grad()
 def judge(requests: Sequence[Request], step: Step, logits: Tensor) -> Judged:
     """logits [len(step.law_rows), V]; one request for each segment of the step."""
     params = [_PLAIN] * len(step.law_rows)
@@ -88,10 +90,10 @@ def paths(draft: Draft) -> list[tuple[int, ...]]:
     return found
 
 
-def wants_scores(request: Request, segment_start: int) -> bool:
-    """Whether a segment that starts there still has prompt tokens to score."""
+def wants_scores(request: Request) -> bool:
+    """Whether there are prompt tokens without a score yet."""
     wanted = request.params.prompt_logprobs is not None
-    return wanted and len(request.prompt_logprobs) <= segment_start < len(request.prompt) - 1
+    return wanted and len(request.prompt_logprobs) < len(request.prompt) - 1
 
 
 def _processed(laws: Law, shaped: Tensor, r: int) -> Tensor:

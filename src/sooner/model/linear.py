@@ -1,0 +1,40 @@
+"""A linear map ready for the device: weights packed once where a kernel wants that. Knows no model."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+_PACKED_FOR = 16  # rows the packing is tuned for; any number of rows runs
+
+
+@dataclass(frozen=True, slots=True)
+class Linear:
+    """x [N, in] -> x @ weight.T + bias, [N, out]. `packed`: the weight is in oneDNN's own layout."""
+
+    weight: Tensor
+    bias: Tensor | None
+    packed: bool
+
+    def __call__(self, x: Tensor) -> Tensor:
+        if self.packed:
+            out: Tensor = torch.ops.mkldnn._linear_pointwise(x, self.weight, self.bias, "none", [], "")
+            return out
+        return linear(x, self.weight, self.bias)
+
+
+def pack(weights: list[Tensor], biases: list[Tensor | None]) -> Linear:
+    """One linear map of several with the same input, stacked by output. weights: [out, in] each.
+
+    bfloat16 on CPU is packed: plain weights are laid out anew on every call, and a single row of them
+    goes through another kernel than several, which rounds otherwise.
+    """
+    weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
+    given = [b.detach() for b in biases if b is not None]
+    bias = torch.cat(given) if given else None
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
+        return Linear(weight, bias, packed=False)
+    return Linear(torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR), bias, packed=True)
