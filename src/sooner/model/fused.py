@@ -159,10 +159,8 @@ class FusedModel:
         attn, mlp = layer.self_attn, layer.mlp
         qkv = [attn.qkv_proj] if hasattr(attn, "qkv_proj") else [attn.q_proj, attn.k_proj, attn.v_proj]
         gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
-        norms = [
-            _optional_norm(getattr(layer, name, None)) for name in ("input_layernorm", "post_attention_layernorm")
-        ]
-        feed = [_optional_norm(getattr(layer, f"{when}_feedforward_layernorm", None)) for when in ("pre", "post")]
+        norms = [_named_norm(layer, f"{name}_layernorm") for name in ("input", "post_attention")]
+        feed = [_named_norm(layer, f"{name}_layernorm") for name in ("pre_feedforward", "post_feedforward")]
         # Without norms of its own around the MLP, the norm after attention is the one before the MLP.
         sandwich = feed[0] is not None or feed[1] is not None
         return Block(
