@@ -23,7 +23,7 @@ TABLE: dict[str, set[str]] = {
     "draft": {"draft", "model.protocol", "model.lanes", "core"},
     "control": {"control"},
     "engine": {"engine", "control", "draft.protocol", "model.protocol", "core"},
-    "llm": {"engine", "model.load", "model.hf", "model.pull", "draft.registry", "draft.protocol", "control"},
+    "llm": {"engine", "model.load", "model.protocol", "model.pull", "draft.registry", "draft.protocol", "control"},
     "measure": {"measure", "llm", "engine", "control", "model.plain", "model.load", "model.pull"},
     "cli": {"cli", "measure", "llm", "model.pull"},
     "testing": {"engine.guard", "draft.protocol", "model", "core"},

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from sooner.errors import ConfigError, DraftError, ModelError, RequestError, SoonerError
     from sooner.llm import LLM, Chunk, Result
     from sooner.params import SamplingParams
+    from sooner.structured import StructuredOutputs
 
 __version__ = "0.1.0"
 
@@ -37,6 +38,7 @@ __all__ = [
     "Result",
     "SamplingParams",
     "SoonerError",
+    "StructuredOutputs",
     "TokenLogprob",
 ]
 
@@ -50,6 +52,7 @@ _HOMES = {
     "sooner.errors": ("ConfigError", "DraftError", "ModelError", "RequestError", "SoonerError"),
     "sooner.llm": ("LLM", "Chunk", "Result"),
     "sooner.params": ("SamplingParams",),
+    "sooner.structured": ("StructuredOutputs",),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 

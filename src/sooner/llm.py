@@ -15,13 +15,14 @@ from sooner.draft import registry
 from sooner.draft.protocol import Drafter
 from sooner.engine.detokenize import StreamDetokenizer
 from sooner.engine.engine import Engine, Event
+from sooner.engine.grammar import GrammarCompiler
 from sooner.engine.logprobs import TokenLogprob
 from sooner.engine.request import Request
 from sooner.engine.stats import Acceptance
 from sooner.engine.stop import FinishReason, Piece
 from sooner.errors import ConfigError, RequestError
 from sooner.model import load as loading
-from sooner.model.hf import HFModel
+from sooner.model.protocol import Model
 from sooner.model.pull import DEFAULT_MODEL
 from sooner.params import SamplingParams
 
@@ -75,7 +76,8 @@ class LLM:
     draft: "none", "lookup", "model:NAME", or an object that keeps the Drafter protocol.
     k: most tokens guessed a step (0 = plain decoding; default by drafter).
     width: most children of one node; above 1 the draft is a tree of up to k * width nodes.
-    dtype, device: see `sooner.model.load.load`; draft_dtype: that of a draft model, the target's by default.
+    dtype, device, runtime: see `sooner.model.load.load`. draft_dtype: that of a draft model, the target's
+        by default.
     controller: a policy of its own instead of k and width.
 
     Safe to use from several threads; calls that overlap share the passes.
@@ -91,16 +93,19 @@ class LLM:
         dtype: str = "auto",
         draft_dtype: str | None = None,
         device: str = "auto",
+        runtime: str = "auto",
         context_limit: int | None = None,
         controller: Controller | None = None,
         config: EngineConfig | None = None,
     ) -> None:
         spec = registry.parse(draft) if isinstance(draft, str) else None
         budget = _budget(spec.name if spec else "", k, width)
-        self.target = loading.load(model, dtype=dtype, device=device) if isinstance(model, str) else model
+        if isinstance(model, str):
+            model = loading.load(model, dtype=dtype, device=device, runtime=runtime)
+        self.target = model
 
-        def load_draft(name: str) -> HFModel:
-            drafted = loading.load(name, dtype=draft_dtype or dtype, device=device)
+        def load_draft(name: str) -> Model:
+            drafted = loading.load(name, dtype=draft_dtype or dtype, device=device, runtime=runtime)
             loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (self.target.name, name))
             return drafted.model
 
@@ -111,6 +116,7 @@ class LLM:
         else:
             raise ConfigError(f"draft must be a name or a Drafter, got {type(draft).__name__}.")
         backend = self.target.backend
+        self._grammars = GrammarCompiler(backend, self.target.model.vocab_size, self.target.eos_ids)
         self.engine = Engine(
             self.target.model,
             drafter,
@@ -118,6 +124,7 @@ class LLM:
             eos_ids=self.target.eos_ids,
             detokenizer=lambda prompt, skip: StreamDetokenizer(backend, prompt, skip),
             encode=lambda text: self.target.encode(text, special=False),
+            compile_grammar=self._grammars.compile,
             context_limit=context_limit,
             config=config,
         )
@@ -199,6 +206,8 @@ class LLM:
             self._drop(request)
 
     def _add(self, prompt: Sequence[int], params: SamplingParams, copy: int = 0) -> Request:
+        if params.structured_outputs is not None:
+            self._grammars.compile(params.structured_outputs)  # may take seconds: before others have to wait
         with self._lock:
             request = self.engine.add(prompt, params, copy=copy)
             self._events[request.id] = deque()

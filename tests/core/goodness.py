@@ -51,7 +51,7 @@ def uniform_fit(values: Tensor) -> float:
     gap = float(torch.maximum((steps[1:] - found).max(), (found - steps[:-1]).max()))
     scaled = gap * (math.sqrt(n) + 0.12 + 0.11 / math.sqrt(n))
     tail = 2 * sum((-1) ** (j - 1) * math.exp(-2 * (j * scaled) ** 2) for j in range(1, 101))
-    return min(max(tail, 0.0), 1.0)
+    return float(min(max(tail, 0.0), 1.0))
 
 
 def independent(left: Tensor, right: Tensor, bins: int = 8) -> float:

@@ -186,6 +186,24 @@ def test_a_row_does_not_depend_on_its_neighbours(vocab: int, dtype: torch.dtype)
     _assert_rows_alone(logits.to(dtype).flip(0), params)
 
 
+def test_a_row_of_a_wide_vocabulary_does_not_depend_on_its_neighbours_with_several_threads() -> None:
+    """torch splits the sum of one long row among threads, but several rows row by row, and rounds otherwise."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(3)
+    try:
+        params = [
+            LawParams(1.0),
+            LawParams(0.9, top_p=0.9),
+            LawParams(1.0, min_p=0.1),
+            LawParams(1.0, top_p=0.999),
+        ]
+        logits = _random(50_000, seed=11, rows=4)
+        _assert_rows_alone(logits, params)
+        _assert_rows_alone(0.01 * logits, params)
+    finally:
+        torch.set_num_threads(threads)
+
+
 def test_one_flat_neighbour_does_not_move_a_nucleus() -> None:
     """All rows of one top_p go through the same sort; the second one needs all 5,000 values."""
     logits = _random(5_000, seed=4, rows=4)

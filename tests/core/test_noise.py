@@ -122,8 +122,8 @@ def test_noise_under_related_keys_is_independent(name: str, left: object, right:
     a = [left(i) for i in range(COUNT)]  # type: ignore[operator]
     b = [right(i) for i in range(COUNT)]  # type: ignore[operator]
     assert independent(_flat(a, 4), _flat(b, 4)) > LIMIT, name
-    uniforms = [torch.tensor([noise.uniform(k) for k in keys]) for keys in (a, b)]
-    assert independent(*uniforms) > LIMIT, name
+    coins_a, coins_b = (torch.tensor([noise.uniform(k) for k in keys]) for keys in (a, b))
+    assert independent(coins_a, coins_b) > LIMIT, name
 
 
 @pytest.mark.parametrize("gap", [1, 2, 3, 31, 32, 1024, 49_151])

@@ -217,7 +217,12 @@ def test_laws_of_a_half_precision_drafter_are_normalised_in_full_precision(
 ) -> None:
     """A token drawn from bfloat16 weights has probability weight / sum, not that rounded to bfloat16."""
     tossed: list[float] = []
-    monkeypatch.setattr(NoiseChance, "coin", lambda self, p, depth: tossed.append(p) or True)
+
+    def coin(chance: NoiseChance, probability: float, depth: int) -> bool:
+        tossed.append(probability)
+        return True
+
+    monkeypatch.setattr(NoiseChance, "coin", coin)
     logits = _logits(2, seed=8, vocab=9)
     p = logits[0].double().softmax(-1)
     weights = (_logits(1, seed=9, vocab=9)[0].softmax(-1) * 0.9995).to(narrow)

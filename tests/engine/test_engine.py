@@ -225,3 +225,19 @@ def test_features_belong_to_the_rows_of_their_request() -> None:
     for left, right in zip(alone, together, strict=True):
         assert torch.equal(left, right)
         assert left.shape[1:] == (2, 1)
+
+
+@pytest.mark.parametrize("mode", ["raw", "processed"])
+def test_more_alternatives_than_there_are_ids_gives_all_ids(mode: str) -> None:
+    one = engine(model=ToyModel(5))
+    request = one.add([1, 2], SamplingParams(max_tokens=3, logprobs=20, prompt_logprobs=20, logprobs_mode=mode))  # type: ignore[arg-type]
+    finish(one)
+    assert all(len(entry.top) == 5 for entry in [*request.logprobs, *request.prompt_logprobs])
+
+
+def test_end_ids_that_the_model_has_no_logits_for_are_no_hindrance() -> None:
+    """Configurations name ids of tokens that were added and never trained, and -1 for none."""
+    one = Engine(ToyModel(), NoDrafter(), FixedController(Budget.chain(4)), eos_ids=(17, 99, -1))
+    request = one.add(PROMPT, SamplingParams(max_tokens=10, min_tokens=5))
+    finish(one)
+    assert text(request) == plain()

@@ -16,7 +16,6 @@ from sooner.core.edit import LawParams
 from sooner.draft.model import ModelDrafter
 from sooner.draft.none import NoDrafter
 from sooner.draft.protocol import Drafter
-from sooner.engine import request as request_module
 from sooner.engine.engine import Engine
 from sooner.params import SamplingParams
 from tests.core.goodness import LIMIT, chi_square
@@ -46,7 +45,7 @@ def target() -> Twin:
 def _fresh_seeds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Requests without a seed get 10**6, 10**6 + 1, ... in place of fresh randomness."""
     following = itertools.count(10**6)
-    monkeypatch.setattr(request_module.secrets, "randbelow", lambda most: next(following))
+    monkeypatch.setattr("sooner.engine.request.secrets.randbelow", lambda most: next(following))
 
 
 @pytest.mark.parametrize("params", [PLAIN, SHARP, FLOOR], ids=["plain", "sharp", "floor"])

@@ -2,7 +2,7 @@
 
 Knows no model and no draft, only tokens. The order is that of transformers: logit bias and allowed ids,
 repetition penalty, presence and frequency penalties, bad words, minimum length, a grammar's mask, and
-last the caller's own processors.
+last the caller's own processors (which see the mask, and cannot lift it).
 """
 
 from __future__ import annotations
@@ -109,6 +109,8 @@ def edit(logits: Tensor, edits: Sequence[Edit]) -> Tensor:
         for process in one.params.processors:
             for row, path in zip(rows, one.paths, strict=True):
                 row.copy_(process([*one.past.tokens, *path], row.clone()))
+        if one.mask is not None and one.params.processors:
+            rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)  # they cannot allow what a grammar forbids
     return out
 
 

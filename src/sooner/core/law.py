@@ -135,7 +135,7 @@ def _typical(probs: Tensor, mass: float) -> Tensor:
 def _few(scores: Tensor, params: Sequence[LawParams]) -> tuple[Tensor, Tensor]:
     """Candidates and probabilities of truncated rows, [s, K] each, K as small as the widest row allows."""
     rows, vocab = scores.shape
-    total = scores.logsumexp(-1, keepdim=True) if any(p.top_k == 0 for p in params) else None
+    total = _log_mass(scores) if any(p.top_k == 0 for p in params) else None
     found: dict[int, tuple[Tensor, Tensor]] = {}
     left = list(range(rows))
     for count in (*(c for c in _SELECTED if c < vocab), vocab):
@@ -152,6 +152,12 @@ def _few(scores: Tensor, params: Sequence[LawParams]) -> tuple[Tensor, Tensor]:
         left = [r for i, r in enumerate(left) if not enough[i]]
     ordered = [found[r] for r in range(rows)]
     return _stack([ids for ids, _ in ordered], torch.int64), _stack([mass for _, mass in ordered], scores.dtype)
+
+
+def _log_mass(scores: Tensor) -> Tensor:
+    """logsumexp of each row, [s, 1], by way of log_softmax: that goes row by row, while a sum over one long
+    row is split among threads, and rounds otherwise than the same row among others."""
+    return scores.amax(-1, keepdim=True) - scores.log_softmax(dim=-1).amax(-1, keepdim=True)
 
 
 def _stack(rows: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
@@ -182,7 +188,7 @@ def _kept(
     kth = values.gather(-1, (counts - 1).clamp(max=len(places) - 1))
     keep = (values >= kth) | (counts > len(places))
     inside = values.masked_fill(~keep, -torch.inf)
-    whole = inside.logsumexp(-1, keepdim=True)
+    whole = _log_mass(inside)
     limited = torch.tensor([p.top_k > 0 for p in params], device=values.device)[:, None]
     probs = (inside - (whole if total is None else torch.where(limited, whole, total))).exp()
     mass = values.new_tensor([p.top_p for p in params])[:, None]
@@ -192,6 +198,5 @@ def _kept(
     # If the last candidate fell out, so did all that are less likely; equals of it might not have.
     last, edge = values[:, -1:], values.gather(-1, (keep.sum(-1, keepdim=True) - 1).clamp(min=0))
     enough = ~keep[:, -1:] & (last < edge) & ((counts <= len(places)) | ~limited)
-    probs = torch.where(keep, probs, 0.0)
-    probs = probs / probs.sum(-1, keepdim=True)
+    probs = values.masked_fill(~keep, -torch.inf).softmax(dim=-1)
     return probs, [everything] * len(params) if everything else enough[:, 0].tolist()

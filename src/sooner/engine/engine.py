@@ -67,10 +67,12 @@ class Engine:
         self.guard = Guard(drafter, model.vocab_size)
         self.controller = controller
         self.config = config or EngineConfig()
+        if context_limit is not None and (type(context_limit) is not int or context_limit < 2):
+            raise ConfigError(f"context_limit must be a whole number, at least 2, or None; got {context_limit!r}.")
         limits = [limit for limit in (model.context_limit, context_limit) if limit is not None]
         self.context_limit = min(limits) if limits else None
         self._scheduler = Scheduler(self.config)
-        self._eos = frozenset(eos_ids)
+        self._eos = frozenset(token for token in eos_ids if 0 <= token < model.vocab_size)
         self._detokenizer, self._encode, self._compile = detokenizer, encode, compile_grammar
         self._ids = itertools.count()
 

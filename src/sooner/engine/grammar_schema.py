@@ -32,9 +32,31 @@ _UNREAD = (
 # Beside one of these it reads nothing else that narrows the schema.
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 _NARROWING = frozenset(
-    "type properties patternProperties additionalProperties required propertyNames minProperties maxProperties items "
-    "prefixItems minItems maxItems minimum maximum exclusiveMinimum exclusiveMaximum multipleOf minLength maxLength "
-    "pattern format unevaluatedItems unevaluatedProperties".split()
+    [
+        "type",
+        "properties",
+        "patternProperties",
+        "additionalProperties",
+        "required",
+        "propertyNames",
+        "minProperties",
+        "maxProperties",
+        "items",
+        "prefixItems",
+        "minItems",
+        "maxItems",
+        "minimum",
+        "maximum",
+        "exclusiveMinimum",
+        "exclusiveMaximum",
+        "multipleOf",
+        "minLength",
+        "maxLength",
+        "pattern",
+        "format",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    ]
 ) | set(_ALONE)
 # Without a type it does not read these.
 _TYPED = (
@@ -116,7 +138,7 @@ def _unread_here(schema: Schema) -> str | None:
             return f"'{typed[0]}' without a 'type'"
     if "propertyNames" in schema and "properties" in schema:
         return "'propertyNames' beside 'properties'"
-    if set(_names(schema)) - set(schema.get("properties") or ()) and "type" in schema:
+    if set(_names(schema)) - set(schema.get("properties") or ()):
         return "'required' names that are not in 'properties'"
     return None
 

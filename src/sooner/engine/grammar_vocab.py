@@ -22,12 +22,19 @@ class Vocabulary:
     """spelled: the bytes of each id below the width of the logits; b"" = a grammar may never write it
     (special tokens, padding of the vocabulary). ends: ids that end a text.
 
-    encode: text to ids as the model is used to; for guesses only, and lost on the way through JSON.
+    encode: text to ids as the tokenizer has it; lost on the way through JSON.
     """
 
     spelled: tuple[bytes, ...]
     ends: tuple[int, ...]
     encode: Callable[[str], Sequence[int]] = field(default=lambda text: (), compare=False)
+
+    def spell(self, text: str) -> list[int]:
+        """Ids whose bytes are exactly those of `text`, as the model is used to; none where the tokenizer adds
+        something of its own (a space before the first word) or does not know a letter."""
+        ids = list(self.encode(text))
+        known = all(i < len(self.spelled) for i in ids)
+        return ids if known and b"".join(self.spelled[i] for i in ids) == text.encode() else []
 
     @property
     def end(self) -> int:

@@ -20,7 +20,7 @@ class TokenLogprob:
 def report(logs: Tensor, tokens: Sequence[int], top: int) -> list[TokenLogprob]:
     """logs [n, V]: log-probabilities of the row that token i was chosen from."""
     own = [logs[i, token].item() for i, token in enumerate(tokens)]
-    values, ids = logs.topk(top, dim=-1)
+    values, ids = logs.topk(min(top, logs.shape[-1]), dim=-1)
     return [
         TokenLogprob(token, own[i], tuple(zip(ids[i].tolist(), values[i].tolist(), strict=True)))
         for i, token in enumerate(tokens)

@@ -107,7 +107,7 @@ def bench(
     prompts = encode(target, questions, raw=setup.raw, room=params.max_tokens or 1)
     measured = compare(contenders(target, setup), prompts, params, repeat=setup.repeat, progress=progress)
     dtype = str(target.model.lanes.store.dtype).removeprefix("torch.")
-    return Comparison(tuple(questions), measured, dtype, str(target.model.device))
+    return Comparison(tuple(questions), measured, dtype, str(target.device))
 
 
 def contenders(target: Loaded, setup: Setup) -> dict[str, Contender]:

@@ -13,8 +13,10 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sooner.errors import ConfigError, DraftError, ModelError, RequestError, unknown
-from sooner.model import hf, pull
+from sooner.model import fused, hf, pull
+from sooner.model.protocol import Model
 
+RUNTIMES = ("auto", "fused", "hf")
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -27,7 +29,7 @@ class Loaded:
     """A model ready to serve. eos_ids: every id that ends a text, from config and generation config."""
 
     name: str
-    model: hf.HFModel
+    model: Model
     tokenizer: Any
     eos_ids: tuple[int, ...]
 
@@ -35,6 +37,10 @@ class Loaded:
     def backend(self) -> Tokenizer:
         """The fast tokenizer underneath."""
         return backend(self.tokenizer, self.name)
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.lanes.store.device
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with what the tokenizer puts around a prompt (BOS, ...)."""
@@ -55,13 +61,16 @@ class Loaded:
         return ids
 
 
-def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
+def load(name: str, *, dtype: str = "auto", device: str = "auto", runtime: str = "auto") -> Loaded:
     """Load a packaged model, a local folder or a hub id.
 
     dtype: "auto" (bfloat16 where the machine computes with it, else float32) or a name in DTYPES.
     device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", ...
+    runtime: "fused" (our own decoder), "hf" (transformers' modules), or "auto" (fused where the family has it).
     Raises ModelError or ConfigError.
     """
+    if runtime not in RUNTIMES:
+        raise ConfigError(unknown("runtime", runtime, RUNTIMES))
     place = _device(device)
     kind = _dtype(dtype, place)
     source = resolve(name)
@@ -72,7 +81,17 @@ def load(name: str, *, dtype: str = "auto", device: str = "auto") -> Loaded:
         name, AutoModelForCausalLM.from_pretrained, source, dtype=kind, attn_implementation=hf.NAME
     )
     tokenizer = load_tokenizer(name)
-    return Loaded(name, hf.HFModel(module.to(place).eval()), tokenizer, eos_ids(module))
+    ends = eos_ids(module)
+    return Loaded(name, _model(module.to(place).eval(), runtime), tokenizer, ends)
+
+
+def _model(module: Any, runtime: str) -> Model:
+    kind = str(module.config.model_type)
+    if runtime == "auto":
+        runtime = "fused" if kind in fused.FAMILIES else "hf"
+    if runtime == "fused" and kind not in fused.FAMILIES:
+        raise ConfigError("for runtime fused the " + unknown("model type", kind, fused.FAMILIES) + " Use hf.")
+    return fused.FusedModel(module) if runtime == "fused" else hf.HFModel(module)
 
 
 def load_tokenizer(name: str) -> Any:

@@ -54,7 +54,7 @@ class PlainModel:
         module = AutoModelForCausalLM.from_pretrained(
             resolve(loaded.name), dtype=dtype, attn_implementation="sdpa"
         )
-        self._module: Any = module.to(loaded.model.device).eval()
+        self._module: Any = module.to(loaded.device).eval()
         # The model's own sampling defaults (temperature, repetition penalty, ...) would not be what was asked.
         self._module.generation_config = GenerationConfig()
         self._eos = list(loaded.eos_ids)
