@@ -105,9 +105,8 @@ def main() -> None:
             if turn > 1:
                 passes.append(took)
     whole = median_ms(passes)
-    print(
-        f"pass of {args.rows} rows: {whole:.2f} ms; vocabulary {logits.shape[1]:,} (own) and {wide.shape[1]:,} (wide)\n"
-    )
+    print(f"pass of {args.rows} rows: {whole:.2f} ms")
+    print(f"vocabulary: {logits.shape[1]:,} (own), {wide.shape[1]:,} (wide)\n")
     print(f"{'law and verification of all rows':<52} {'ms':>8} {'of the pass':>12}")
     for name, seconds in cost.items():
         share = f"{100 * median_ms(seconds) / whole:.1f} %" if name.endswith("own") else "-"

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sooner.params import SamplingParams
+from tests.engine.automaton import Automaton
 
 NextLogits = Callable[[Sequence[int]], Tensor]
 _TWO64 = 2**64
@@ -45,8 +46,9 @@ def edited(
     prompt: Sequence[int],
     text: Sequence[int],
     ends: Collection[int],
+    grammar: Automaton | None = None,
 ) -> list[float]:
-    """What acts on logits: bias, allowed ids, penalties, ends that would come too early, processors."""
+    """What acts on logits: bias, allowed ids, penalties, ends that come too early, a grammar, processors."""
     scores = [x + params.logit_bias.get(i, 0.0) for i, x in enumerate(logits)]
     if params.allowed_token_ids is not None:
         scores = [x if i in params.allowed_token_ids else -math.inf for i, x in enumerate(scores)]
@@ -58,6 +60,8 @@ def edited(
         scores[i] -= params.frequency_penalty * count + params.presence_penalty * (count > 0)
     if len(text) < params.min_tokens:
         scores = [-math.inf if i in ends else x for i, x in enumerate(scores)]
+    if grammar is not None:
+        scores = [x if i in grammar.allowed(text) else -math.inf for i, x in enumerate(scores)]
     for process in params.logits_processors:
         scores = process([*prompt, *text], torch.tensor(scores, dtype=torch.float64)).tolist()
     return scores
@@ -115,17 +119,22 @@ def plain_text(
     *,
     eos: Collection[int] = (),
     limit: int | None = None,
+    grammar: Automaton | None = None,
 ) -> tuple[list[int], str]:
     """New tokens one by one, and why they end. `limit`: most tokens of prompt and text together."""
     ends = set(params.stop_token_ids) | (set() if params.ignore_eos else set(eos))
     text: list[int] = []
     while True:
         tokens = [*prompt, *text]
-        scores = edited(next_logits(tokens).tolist(), params, prompt, text, ends)
+        scores = edited(next_logits(tokens).tolist(), params, prompt, text, ends, grammar)
         if max(scores) == -math.inf:
             return text, "error"
         text.append(choose(scores, params, len(tokens)))
+        if grammar is not None:
+            grammar.advance(text[-1:])
         if text[-1] in ends:
             return text, "stop"
         if len(tokens) + 1 == limit or len(text) == params.max_tokens:
             return text, "length"
+        if grammar is not None and grammar.ended:
+            return text, "stop"

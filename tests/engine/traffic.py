@@ -18,6 +18,8 @@ from sooner.engine.engine import Engine, Event
 from sooner.engine.request import Request
 from sooner.errors import RequestError
 from sooner.params import RULES, SamplingParams
+from sooner.structured import StructuredOutputs
+from tests.engine.automaton import Automaton
 from tests.engine.plain import choose, edited, law_of, plain_text
 from tests.engine.wild import Broken, FlakyModel, WildController, WildDrafter
 
@@ -60,6 +62,7 @@ class Traffic:
             drafter or WildDrafter(self.random, setting.vocab, self._ahead, setting.trouble),
             WildController(self.random),
             eos_ids=setting.eos,
+            compile_grammar=lambda wanted: self._grammar(wanted),
             context_limit=setting.context_limit,
             config=setting.config,
         )
@@ -130,6 +133,7 @@ class Traffic:
             allowed_token_ids=r.choice([None, None, tuple(few(9))]),
             min_tokens=r.choice([0, 0, 1]),
             logits_processors=r.choice([(), (), (after_even_no_zero,)]),
+            structured_outputs=r.choice([None, StructuredOutputs(regex=str(r.randrange(1000)))]),
         )
 
     def _disturb(self) -> None:
@@ -161,7 +165,12 @@ class Traffic:
     def _scores(self, request: Request, text: Sequence[int]) -> list[float]:
         """Logits of the next token after everything that acts on them."""
         logits = self.model.next_logits([*request.prompt, *text]).tolist()
-        return edited(logits, request.params, request.prompt, list(text), self._ends(request))
+        ends, grammar = self._ends(request), self._grammar(request.params.structured_outputs)
+        return edited(logits, request.params, request.prompt, list(text), ends, grammar)
+
+    def _grammar(self, wanted: StructuredOutputs | None) -> Automaton | None:
+        """The toy grammar that a number written as an expression stands for."""
+        return None if wanted is None else Automaton(self.setting.vocab, int(wanted.source))
 
     def _ends(self, request: Request) -> set[int]:
         return set(request.params.stop_token_ids) | (set() if request.params.ignore_eos else set(self.setting.eos))
@@ -208,6 +217,7 @@ class Traffic:
             _seeded(request),
             eos=self.setting.eos,
             limit=self.setting.context_limit,
+            grammar=self._grammar(request.params.structured_outputs),
         )
         if request.finish == "abort":
             expected, finish = expected[: len(written)], "abort"

@@ -64,27 +64,43 @@ def verify(law: Law, trials: Sequence[Trial]) -> list[Verdict]:
         elif broken[trial.first]:
             verdict = Verdict((), -1)
         else:
-            verdict = _judge(law, trial, any(broken[here]))
+            verdict = _judge(law, trial, broken[here])
         verdicts.append(_cut_at_broken(verdict, broken[here]))
     return verdicts
 
 
-def _judge(law: Law, trial: Trial, broken: bool) -> Verdict:
-    """Block and traversal look at all rows at once, so a draft with a broken row is walked by reject."""
-    laws, draft, names = _together(law, trial)
+def _judge(law: Law, trial: Trial, broken: Sequence[bool]) -> Verdict:
+    """Judge one drawn trial by its rule. What hangs below a broken row cannot be judged and is left out."""
+    kept: list[int] = []
+    for node, parent in enumerate(trial.draft.parents):
+        if parent == ROOT or (parent in kept and not broken[parent + 1]):
+            kept.append(node)
+    rows = [trial.first, *(trial.first + 1 + node for node in kept)]
+    laws, draft, names = _together(law, rows, _only(trial.draft, kept))
     chance: Chance = NoiseChance(trial.seed, trial.root, names)
-    if broken or trial.rule == "reject":
-        return reject(laws, draft, chance)
-    return (block if trial.rule == "block" and is_chain(draft.parents) else traversal)(laws, draft, chance)
+    if trial.rule == "reject":
+        verdict = reject(laws, draft, chance)
+    else:
+        chain = trial.rule == "block" and is_chain(draft.parents)
+        verdict = (block if chain else traversal)(laws, draft, chance)
+    return replace(verdict, path=tuple(kept[node] for node in verdict.path))
 
 
-def _together(law: Law, trial: Trial) -> tuple[Tensor, Draft, Tensor | None]:
-    """The trial's laws as one table [1 + n, K], its draft in the table's columns, and the columns' ids.
+def _only(draft: Draft, kept: Sequence[int]) -> Draft:
+    """The draft cut down to some of its nodes, whose parents are among them."""
+    if len(kept) == len(draft):
+        return draft
+    place = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
+    tokens = tuple(draft.tokens[node] for node in kept)
+    parents = tuple(place[draft.parents[node]] for node in kept)
+    return Draft(tokens, parents, None if draft.probs is None else draft.probs[list(kept)])
+
+
+def _together(law: Law, rows: Sequence[int], draft: Draft) -> tuple[Tensor, Draft, Tensor | None]:
+    """The laws of some rows as one table [1 + n, K], their draft in the table's columns, the columns' ids.
 
     Truncated laws share few ids: only those, and the drafted ones, get a column.
     """
-    rows = range(trial.first, trial.first + 1 + len(trial.draft))
-    draft = trial.draft
     if draft.probs is not None:
         # In full precision: what was drawn from bfloat16 weights has probability weight / sum, unrounded.
         weights = draft.probs if draft.probs.dtype == torch.float64 else draft.probs.float()

@@ -49,10 +49,10 @@ class GrammarCompiler:
     ) -> None:
         self.vocabulary = _Once(tokenizer, width, tuple(ends))
         self._seconds = seconds
-        self._shelf = Shelf(kept)
+        self.shelf = Shelf(kept)
         self._lock = threading.Lock()
         self._libraries: dict[str, GrammarLibrary] = {}
-        self._worker = Worker(self.vocabulary, seconds)
+        self.worker = Worker(self.vocabulary, seconds)
 
     def compile(self, wanted: StructuredOutputs) -> Constraint:
         """A fresh constraint for one text.
@@ -70,11 +70,11 @@ class GrammarCompiler:
 
     def close(self) -> None:
         """End the process that tries grammars; it starts anew if it is needed again."""
-        self._worker.close()
+        self.worker.close()
 
     def _known(self, name: str, wanted: StructuredOutputs) -> Grammar | Refused:
         key = (name, wanted.kind, wanted.source)
-        known = self._shelf.get(key)
+        known = self.shelf.get(key)
         if known is None:
             try:
                 known = self._compile(*key)
@@ -85,7 +85,7 @@ class GrammarCompiler:
                     f"structured_outputs {wanted.kind} took longer than {self._seconds:g} s to compile; "
                     "make it smaller, or its repetitions shorter."
                 ) from error
-            self._shelf.put(key, known)
+            self.shelf.put(key, known)
         return known
 
     def _compile(self, name: str, kind: str, source: str) -> Grammar:
@@ -94,7 +94,7 @@ class GrammarCompiler:
                 self._libraries[name] = library(name, self.vocabulary())
             made = self._libraries[name]
         if kind not in _OWN:
-            self._worker.check(name, kind, source)
+            self.worker.check(name, kind, source)
         return made.compile(kind, source)
 
 

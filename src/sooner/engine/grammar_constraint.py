@@ -95,8 +95,7 @@ class GrammarConstraint:
             if token in self._stops:
                 self._ended = True
             elif not self._vocab.spelled[token] or not self._matcher.accept(token):
-                # Only a caller's own logits processor can do this: it may allow what the mask forbade.
-                self._lost = True
+                self._lost = True  # a library at one of its limits refuses what its mask allowed: no law is left
             else:
                 self._ended = self._matcher.complete and self._closed(self._matcher.bits(EMPTY))[0]
 

@@ -112,7 +112,9 @@ def _all(schema: object) -> Iterator[Schema]:
     yield schema
     parts = [part for keyword in _MAPS for part in _values(schema.get(keyword))]
     parts += [part for keyword in _LISTS for part in _values(schema.get(keyword))]
-    parts += [schema[keyword] for keyword in _SINGLE if keyword in schema]
+    parts += [schema[keyword] for keyword in _SINGLE if keyword in schema and keyword != "propertyNames"]
+    if isinstance(schema.get("propertyNames"), Mapping):
+        parts.append({"type": "string", **schema["propertyNames"]})  # names are strings, and nobody says so
     for part in parts:
         yield from _all(part)
 

@@ -61,7 +61,7 @@ class Worker:
     def __init__(self, vocab: Callable[[], Vocabulary], seconds: float) -> None:
         self._vocab, self._seconds = vocab, seconds
         self._lock = threading.Lock()
-        self._process: subprocess.Popen[bytes] | None = None
+        self.process: subprocess.Popen[bytes] | None = None
         self._finalizer: weakref.finalize[Any, Any] | None = None
 
     def check(self, name: str, kind: str, source: str) -> None:
@@ -83,10 +83,10 @@ class Worker:
     def _ready(self, question: object) -> None:
         """Have the process take the question in, starting it if it is not there."""
         try:
-            if self._process is None or self._process.poll() is not None:
+            if self.process is None or self.process.poll() is not None:
                 self._end()
-                self._process = _start()
-                self._finalizer = weakref.finalize(self, _stop, self._process)
+                self.process = _start()
+                self._finalizer = weakref.finalize(self, _stop, self.process)
                 self._exchange(self._vocab().to_json(), STARTUP_S)
             self._exchange(question, STARTUP_S)
         except (OSError, TooSlow) as error:
@@ -97,7 +97,7 @@ class Worker:
 
     def _exchange(self, question: object, seconds: float) -> dict[str, str]:
         """Send a line, if there is one to send, and read one. Whatever goes wrong ends the process."""
-        process = self._process
+        process = self.process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
@@ -126,7 +126,7 @@ class Worker:
     def _end(self) -> None:
         if self._finalizer is not None:
             self._finalizer()
-        self._process = self._finalizer = None
+        self.process = self._finalizer = None
 
 
 def _start() -> subprocess.Popen[bytes]:

@@ -17,7 +17,7 @@ from sooner.engine.stop import FinishReason, Writer
 from sooner.params import MAX_SEED, SamplingParams
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)  # two requests are never the same one
 class Request:
     """State of one request.
 

@@ -15,9 +15,8 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from sooner.core.step import Segment, Step
 from sooner.core.tree import ancestors, is_chain
-from sooner.model.lanes import LaneCache
+from sooner.model.lanes import LaneCache, round_columns
 
-_COLUMN_GRAIN = 64  # key columns are rounded up: shapes repeat, and bfloat16 kernels then sum a row the same way
 _ROW_GRAIN = 4  # heights are rounded up too: an odd last row goes through another bfloat16 kernel
 _SHORT = 32  # segments up to this many rows always share a group
 
@@ -128,8 +127,7 @@ def _group(segments: list[Segment], offsets: list[int], cache: LaneCache) -> Gro
     low, high = min(by_lane), max(by_lane) + 1
     together = high - low <= 2 * len(by_lane)
     height = -(-max(segment.rows for segment in segments) // _ROW_GRAIN) * _ROW_GRAIN
-    columns = max(segment.start + segment.rows for segment in segments)
-    columns = min(-(-columns // _COLUMN_GRAIN) * _COLUMN_GRAIN, cache.capacity)
+    columns = round_columns(max(segment.start + segment.rows for segment in segments))
     places = list(range(low, high)) if together else sorted(by_lane)
     idle = Segment(lane=0, start=0, certain=(0,), law=False)  # a lane in the slice that is not in the group
     chosen = [by_lane.get(lane, (idle, -1)) for lane in places]
