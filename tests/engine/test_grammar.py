@@ -111,9 +111,9 @@ def test_expressions_that_explode_elsewhere_are_compiled_at_once(compiler: Gramm
 @pytest.mark.parametrize(
     ("wanted", "only"),
     [
-        (dict(regex=r"\p{Lu}+"), "llguidance"),
+        (dict(regex=r"\p{Ll}+"), "llguidance"),
         (dict(regex="(?i)ab|c"), "llguidance"),
-        (dict(json={"allOf": [{"type": "integer", "minimum": 3}, {"maximum": 5}]}), "llguidance"),
+        (dict(json={"allOf": [{"type": "integer", "minimum": 1}, {"maximum": 12}]}), "llguidance"),
         (dict(json={"oneOf": [{"type": "integer"}, {"type": "string"}], "title": "t"}), "both"),
         (dict(json={"type": "object", "propertyNames": {"maxLength": 3}}), "xgrammar"),
     ],
@@ -149,12 +149,12 @@ def test_choices_may_hold_anything(compiler: GrammarCompiler) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_compiling_that_takes_too_long_is_killed_and_the_next_one_works(backend: str) -> None:
-    compiler = make(seconds=0.5)
+    compiler = make(seconds=1.0)
     compiler.compile(StructuredOutputs(regex="abc", backend=backend))  # the process and the library are there
     before = process_of(compiler)
     assert before is not None
     began = time.perf_counter()
-    with pytest.raises(ConfigError, match=f"{SLOW[backend].kind} took longer than 0.5 s to compile"):
+    with pytest.raises(ConfigError, match=f"{SLOW[backend].kind} took longer than 1 s to compile"):
         compiler.compile(SLOW[backend])
     assert time.perf_counter() - began < 5
     assert before.poll() is not None, "the process has ended"
@@ -257,16 +257,16 @@ def test_a_grammar_is_tried_once_and_so_is_one_that_is_refused(
 
     monkeypatch.setattr(Worker, "check", counting)
     for _ in range(3):
-        compiler.compile(StructuredOutputs(regex="once"))
-        compiler.compile(StructuredOutputs(regex="(?i)twice"))
+        compiler.compile(StructuredOutputs(regex="abab"))
+        compiler.compile(StructuredOutputs(regex="(?i)ab"))
         with pytest.raises(ConfigError):
-            compiler.compile(StructuredOutputs(regex="(never"))
+            compiler.compile(StructuredOutputs(regex="(abc"))
     assert tried == [
-        ("xgrammar", "once"),
-        ("xgrammar", "(?i)twice"),
-        ("llguidance", "(?i)twice"),
-        ("xgrammar", "(never"),
-        ("llguidance", "(never"),
+        ("xgrammar", "abab"),
+        ("xgrammar", "(?i)ab"),
+        ("llguidance", "(?i)ab"),
+        ("xgrammar", "(abc"),
+        ("llguidance", "(abc"),
     ]
 
 
@@ -281,34 +281,28 @@ def test_texts_of_one_grammar_do_not_share_their_state(compiler: GrammarCompiler
         assert bool((other.masks(EMPTY) == before).all())
 
 
-class Sized(Refused):
-    """Something on the shelf."""
-
-    __slots__ = ()
-
-
 def test_the_shelf_keeps_to_its_bytes_and_drops_what_was_used_longest_ago() -> None:
     shelf = Shelf(100)
     keys = [("library", "regex", str(i)) for i in range(5)]
     for key in keys[:3]:
-        shelf.put(key, Sized("x" * 29))
+        shelf.put(key, Refused("x" * 29))
     assert (len(shelf), shelf.size) == (3, 90)
     assert shelf.get(keys[0]) is not None
-    shelf.put(keys[3], Sized("x" * 29))
+    shelf.put(keys[3], Refused("x" * 29))
     assert [shelf.get(key) is not None for key in keys] == [True, False, True, True, False]
-    shelf.put(keys[3], Sized("x" * 39))
+    shelf.put(keys[3], Refused("x" * 39))
     assert (len(shelf), shelf.size) == (3, 100)
-    shelf.put(keys[4], Sized("x" * 100))
+    shelf.put(keys[4], Refused("x" * 100))
     assert (len(shelf), shelf.size) == (0, 0), "what is too large for the shelf is not kept"
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compiled_grammars_take_a_bounded_number_of_bytes(backend: str) -> None:
-    compiler = make(kept=3 * 2**20)
+@pytest.mark.parametrize(("backend", "kept"), [("xgrammar", 2**18), ("llguidance", 3 * 2**20)])
+def test_compiled_grammars_take_a_bounded_number_of_bytes(backend: str, kept: int) -> None:
+    compiler = make(kept=kept)
     for i in range(40):
         compiler.compile(StructuredOutputs(choice=tuple(f"{i} {j}" for j in range(300)), backend=backend))
-        assert 0 < compiler.shelf.size <= 3 * 2**20
-    assert len(compiler.shelf) < 40
+        assert 0 < compiler.shelf.size <= kept
+    assert 0 < len(compiler.shelf) < 40
 
 
 def test_threads_may_compile_at_once(compiler: GrammarCompiler) -> None:

@@ -20,6 +20,7 @@ from sooner.engine.request import Request
 from sooner.engine.scheduler import Share
 from sooner.model.attention import Visible, visible
 from sooner.model.lanes import LaneCache, _Lane
+from tests.engine.automaton import Automaton
 from tests.engine.traffic import Setting, Traffic
 
 SETTINGS = [Setting(seed=seed, requests=6, eos=(1,)) for seed in range(12)]
@@ -183,6 +184,15 @@ def log_probabilities_of_the_wrong_row(patch: Patch) -> None:
     patch.setattr("sooner.engine.judge.report", rolled)
 
 
+def penalties_do_not_count_the_branch(patch: Patch) -> None:
+    patch.setattr("sooner.engine.judge.paths", lambda draft: [()] * (1 + len(draft)))
+
+
+def a_grammar_stands_still_along_the_branch(patch: Patch) -> None:
+    masks = Automaton.masks
+    patch.setattr(Automaton, "masks", lambda self, draft: masks(self, Draft()).repeat(1 + len(draft), 1))
+
+
 def lanes_are_kept_after_the_end(patch: Patch) -> None:
     patch.setattr(LaneCache, "close", lambda self, lane: None)
 
@@ -211,6 +221,8 @@ MISTAKES = [
     the_limit_does_not_count_drafts,
     events_come_twice,
     log_probabilities_of_the_wrong_row,
+    penalties_do_not_count_the_branch,
+    a_grammar_stands_still_along_the_branch,
     lanes_are_kept_after_the_end,
 ]
 
