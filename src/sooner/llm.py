@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -128,7 +127,8 @@ class LLM:
             context_limit=context_limit,
             config=config,
         )
-        self._lock = threading.Lock()
+        self._lock = self.target.lock  # two LLMs on one model take turns
+        self._gone: deque[Request] = deque()
         self._events: dict[str, deque[Event]] = {}
 
     @overload
@@ -145,21 +145,26 @@ class LLM:
         """Go on from one prompt (text or token ids) or several; one Result each, in order."""
         if isinstance(prompts, str):
             return self._run([self.encode(prompts)], params)[0]
+        if not isinstance(prompts, list | tuple):
+            raise RequestError(f"a prompt is a string or a list of token ids, got {type(prompts).__name__}.")
         ids = [prompt for prompt in prompts if isinstance(prompt, int)]
         if ids and len(ids) == len(prompts):
             return self._run([ids], params)[0]
-        return self._run([self.encode(prompt) for prompt in prompts if not isinstance(prompt, int)], params)
+        many = [prompt for prompt in prompts if isinstance(prompt, str | list | tuple)]
+        if len(many) != len(prompts):
+            raise RequestError("prompts must be all strings, all lists of token ids, or one list of token ids.")
+        return self._run([self.encode(prompt) for prompt in many], params)
 
     def chat(self, messages: Sequence[Message] | str, params: SamplingParams | None = None) -> Result:
         """Answer a conversation (or a single user message) through the model's chat template."""
         return self._run([self.encode_chat(messages)], params)[0]
 
-    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Iterator[Chunk]:
-        """Like `generate` for one prompt, as it is written. Closing the iterator aborts the request."""
+    def stream(self, prompt: Prompt, params: SamplingParams | None = None) -> Stream:
+        """Like `generate` for one prompt, as it is written. Closing or dropping the stream aborts the request."""
         wanted = params or SamplingParams()
         if wanted.texts > 1:
             raise ConfigError(f"a stream carries one text: n and best_of must be 1, got {wanted.texts}.")
-        return self._chunks(self._add(self.encode(prompt), wanted))
+        return Stream(self, self._add(self.encode(prompt), wanted))
 
     def encode(self, prompt: Prompt) -> list[int]:
         """Token ids of a prompt. Raises RequestError if it is empty."""
@@ -176,9 +181,10 @@ class LLM:
         return self.target.encode_chat(turns)
 
     def _run(self, prompts: Sequence[Sequence[int]], params: SamplingParams | None) -> list[Result]:
-        wanted = params or SamplingParams()
-        if wanted.texts > wanted.n and wanted.logprobs is None:
-            wanted = replace(wanted, logprobs=0)  # best_of compares likelihoods
+        asked = params or SamplingParams()
+        # best_of compares likelihoods, which are not reported unless they were asked for.
+        compare = asked.texts > asked.n and asked.logprobs is None
+        wanted = replace(asked, logprobs=0) if compare else asked
         requests: list[Request] = []
         try:
             for prompt in prompts:
@@ -191,19 +197,8 @@ class LLM:
                 self._drop(request)
         written = [result(request) for request in requests]
         each = wanted.texts
-        return [_best(written[i : i + each], wanted.n) for i in range(0, len(written), each)]
-
-    def _chunks(self, request: Request) -> Iterator[Chunk]:
-        try:
-            while True:
-                event = self._next(request)
-                if event is not None:
-                    final = None if event.finish is None else result(request)
-                    yield Chunk(event.tokens, event.pieces, final)
-                    if final is not None:
-                        return
-        finally:
-            self._drop(request)
+        best = [_best(written[i : i + each], wanted.n) for i in range(0, len(written), each)]
+        return [_without_logprobs(one) for one in best] if compare else best
 
     def _add(self, prompt: Sequence[int], params: SamplingParams, copy: int = 0) -> Request:
         if params.structured_outputs is not None:
@@ -211,7 +206,8 @@ class LLM:
         with self._lock:
             request = self.engine.add(prompt, params, copy=copy)
             self._events[request.id] = deque()
-            return request
+        self._sweep()
+        return request
 
     def _next(self, request: Request) -> Event | None:
         """The request's next event if there is one; else one step of the engine, for all."""
@@ -221,12 +217,57 @@ class LLM:
                     if event.request.id in self._events:
                         self._events[event.request.id].append(event)
             queue = self._events[request.id]
-            return queue.popleft() if queue else None
+            event_or_none = queue.popleft() if queue else None
+        self._sweep()
+        return event_or_none
 
     def _drop(self, request: Request) -> None:
-        with self._lock:
-            self.engine.abort(request)
-            self._events.pop(request.id, None)
+        self._gone.append(request)
+        self._sweep()
+
+    def _sweep(self) -> None:
+        """Abort what was dropped. The garbage collector may drop a stream in the middle of a step, in the very
+        thread that holds the lock; then the holder sweeps when it is done."""
+        while self._gone and self._lock.acquire(blocking=False):
+            try:
+                while self._gone:
+                    request = self._gone.popleft()
+                    self.engine.abort(request)
+                    self._events.pop(request.id, None)
+            finally:
+                self._lock.release()
+
+
+class Stream(Iterator[Chunk]):
+    """The chunks of one request. Use it in a `for`; `close` it, or let go of it, to abort the request."""
+
+    def __init__(self, llm: LLM, request: Request) -> None:
+        self._llm, self._request, self._open = llm, request, True
+
+    def __next__(self) -> Chunk:
+        while self._open:
+            event = self._llm._next(self._request)
+            if event is not None:
+                final = None if event.finish is None else result(self._request)
+                if final is not None:
+                    self.close()
+                return Chunk(event.tokens, event.pieces, final)
+        raise StopIteration
+
+    def close(self) -> None:
+        """Abort the request if it has not ended."""
+        if self._open:
+            self._open = False
+            self._llm._drop(self._request)
+
+    def __enter__(self) -> Stream:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
 
 
 def result(request: Request) -> Result:
@@ -252,6 +293,10 @@ def _best(results: Sequence[Result], n: int) -> Result:
     if len(results) > n:
         results = sorted(results, key=lambda r: sum(t.logprob for t in r.logprobs or ()), reverse=True)[:n]
     return replace(results[0], alternatives=tuple(results))
+
+
+def _without_logprobs(one: Result) -> Result:
+    return replace(one, logprobs=None, alternatives=tuple(replace(a, logprobs=None) for a in one.alternatives))
 
 
 def _budget(draft: str, k: int | None, width: int) -> Budget:

@@ -96,22 +96,37 @@ class Edit:
 
 def edit(logits: Tensor, edits: Sequence[Edit]) -> Tensor:
     """New logits [n, V] in float32 or wider; rows that no edit names are unchanged."""
-    out = logits if logits.dtype == torch.float64 else logits.float()
-    out = out.clone() if out is logits else out
+    out = widened(logits)
     for one in edits:
-        rows = out[one.first : one.first + len(one.paths)]
-        _bias(rows, one.params)
-        if one.params.counts:
-            _penalise(rows, one)
-        _forbid(rows, one)
-        if one.mask is not None:
-            rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)
-        for process in one.params.processors:
-            for row, path in zip(rows, one.paths, strict=True):
-                row.copy_(process([*one.past.tokens, *path], row.clone()))
-        if one.mask is not None and one.params.processors:
-            rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)  # they cannot allow what a grammar forbids
+        apply(out, one)
     return out
+
+
+def widened(logits: Tensor) -> Tensor:
+    """A copy of the logits in float32 or wider, to be edited in place."""
+    out = logits if logits.dtype == torch.float64 else logits.float()
+    return out.clone() if out is logits else out
+
+
+def apply(logits: Tensor, one: Edit) -> None:
+    """Edit the rows of `logits` that `one` names, in place. Raises whatever a caller's processor raises, and
+    ValueError if it returns anything but a row of logits."""
+    rows = logits[one.first : one.first + len(one.paths)]
+    _bias(rows, one.params)
+    if one.params.counts:
+        _penalise(rows, one)
+    _forbid(rows, one)
+    if one.mask is not None:
+        rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)
+    for process in one.params.processors:
+        for row, path in zip(rows, one.paths, strict=True):
+            made = process([*one.past.tokens, *path], row.clone())
+            if not isinstance(made, Tensor) or made.shape != row.shape:
+                got = list(made.shape) if isinstance(made, Tensor) else type(made).__name__
+                raise ValueError(f"a logits processor must return logits [{len(row)}], got {got}")
+            row.copy_(made)
+    if one.mask is not None and one.params.processors:
+        rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)  # whatever a processor did, the grammar holds
 
 
 def _bias(rows: Tensor, params: LawParams) -> None:

@@ -7,14 +7,14 @@ right and the next segment holds what is missing.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
 
 from sooner.config import Budget
 from sooner.core import noise
-from sooner.core.edit import Edit
+from sooner.core.edit import Edit, LawParams
 from sooner.core.law import draw, law
 from sooner.core.step import Segment, pack
 from sooner.core.tree import EMPTY, Draft, chain
@@ -100,7 +100,7 @@ class ModelDrafter:
 
     def _draw(self, chains: Sequence[_Chain], logits: Tensor) -> None:
         edits = [
-            Edit(r, c.context.law, c.context.past, (tuple(c.tokens),))
+            Edit(r, _narrowed(c.context.law, self._shared), c.context.past, (tuple(c.tokens),))
             for r, c in enumerate(chains)
             if c.context.past is not None
         ]
@@ -133,6 +133,19 @@ class ModelDrafter:
             return chain(c.tokens)
         probs = torch.stack(c.probs)
         return chain(c.tokens, torch.nn.functional.pad(probs, (0, self._vocab - probs.shape[1])))
+
+
+def _narrowed(params: LawParams, vocab: int) -> LawParams:
+    """The target's parameters over a draft vocabulary that may be smaller; the caller's own processors are
+    left to the target, whose rows they expect."""
+    return replace(
+        params,
+        bias=tuple((token, added) for token, added in params.bias if token < vocab),
+        allowed=None if params.allowed is None else tuple(token for token in params.allowed if token < vocab),
+        forbidden=tuple(token for token in params.forbidden if token < vocab),
+        bad_words=tuple(word for word in params.bad_words if word[-1] < vocab),
+        processors=(),
+    )
 
 
 def _key(c: _Chain) -> int:

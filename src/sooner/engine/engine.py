@@ -26,7 +26,7 @@ from sooner.engine.judge import Judged, judge, wants_scores
 from sooner.engine.request import Request, law_params, new_request
 from sooner.engine.scheduler import Scheduler, Share
 from sooner.engine.stop import FinishReason, Piece, Writer
-from sooner.errors import ConfigError, RequestError
+from sooner.errors import ConfigError, DraftError, RequestError
 from sooner.model.protocol import Model
 from sooner.params import SamplingParams
 
@@ -63,6 +63,9 @@ class Engine:
         context_limit: int | None = None,
         config: EngineConfig | None = None,
     ) -> None:
+        layers = model.lanes.store.shape[0]
+        if not all(type(tap) is int and 0 <= tap <= layers for tap in drafter.taps):
+            raise DraftError(f"drafter {drafter.name!r} taps {drafter.taps}; this target has taps 0 to {layers}.")
         self.model = model
         self.guard = Guard(drafter, model.vocab_size)
         self.controller = controller
@@ -176,6 +179,7 @@ class Engine:
         now = time.perf_counter()
         for s, share in enumerate(shares):
             request, segment, verdict = share.request, step.segments[s], judged.verdicts[s]
+            request.error = judged.errors.get(request.id)
             taken = 0 if verdict is None else _write(request, segment.draft, verdict, now)
             request.logprobs += judged.logprobs(request, step, s, taken)
             request.prompt_logprobs += judged.prompt_logprobs(request, step, s)
@@ -250,7 +254,8 @@ class Engine:
 
 def _context(request: Request) -> Context:
     # A copy: whatever a drafter does to it, the text is not changed.
-    return Context(request.id, list(request.tokens), request.law, request.seed, request.rule)
+    past = None if request.history is None else request.history.past()
+    return Context(request.id, list(request.tokens), request.law, request.seed, request.rule, past)
 
 
 def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:
@@ -270,6 +275,8 @@ def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:
 
 def _why_broken(request: Request) -> str:
     place = f"after token {len(request.tokens)}"
+    if request.error is not None:
+        return f"the request's own logits processor or grammar failed {place}: {request.error}"
     if request.law.edits:
         return f"no token may come {place}: the parameters (or NaN logits) leave the law without mass."
     return f"the model's logits are not finite {place}, so there is no next token; try a wider dtype (float32)."

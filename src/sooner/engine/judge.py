@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from sooner.core.edit import Edit, LawParams, edit
+from sooner.core.edit import Edit, LawParams, Past, apply, widened
 from sooner.core.law import Law, law, log_probs
 from sooner.core.rules import Verdict
-from sooner.core.step import Step
+from sooner.core.step import Segment, Step
 from sooner.core.tree import ROOT, Draft
 from sooner.core.verify import Trial, verify
 from sooner.engine.logprobs import TokenLogprob, report
@@ -24,12 +24,14 @@ _SLICE = 64  # prompt rows scored at a time: a V-wide float32 table each
 @dataclass(frozen=True, slots=True)
 class Judged:
     """verdicts: one for each segment, None where no law was wanted. logits: as the model gave them.
-    shaped: the same after bias, penalties and masks."""
+    shaped: the same after bias, penalties and masks. errors: by request, what a processor of the caller's
+    raised; its rows are broken then."""
 
     verdicts: tuple[Verdict | None, ...]
     logits: Tensor
     shaped: Tensor
     laws: Law | None
+    errors: Mapping[str, str]
 
     def logprobs(self, request: Request, step: Step, s: int, taken: int) -> list[TokenLogprob]:
         """Of the last `taken` tokens of the request of segment s, in the mode it asked for."""
@@ -64,22 +66,32 @@ def judge(requests: Sequence[Request], step: Step, logits: Tensor) -> Judged:
     """logits [len(step.law_rows), V]; one request for each segment of the step."""
     params = [_PLAIN] * len(step.law_rows)
     trials: list[Trial] = []
-    edits: list[Edit] = []
+    errors: dict[str, str] = {}
+    shaped = logits
     for request, segment, first in zip(requests, step.segments, step.law_starts, strict=True):
         if first is None:
             continue
-        rows = 1 + len(segment.draft)
-        params[first : first + rows] = [request.law] * rows
+        rows = slice(first, first + 1 + len(segment.draft))
+        params[rows] = [request.law] * (1 + len(segment.draft))
         trials.append(Trial(first, segment.draft, segment.root, request.seed, request.rule))
         if request.history is not None:
-            mask = None if request.constraint is None else request.constraint.masks(segment.draft)
-            edits.append(Edit(first, request.law, request.history.past(), paths(segment.draft), mask))
+            shaped = widened(logits) if shaped is logits else shaped
+            try:
+                apply(shaped, _edit(request, segment, first, request.history.past()))
+            except Exception as error:  # a caller's processor, or a grammar: this request's fault alone
+                shaped[rows] = torch.nan
+                errors[request.id] = f"{type(error).__name__}: {error}"
     if not trials:
-        return Judged((None,) * len(requests), logits, logits, None)
-    shaped = edit(logits, edits) if edits else logits
+        return Judged((None,) * len(requests), logits, logits, None, errors)
     laws = law(shaped, params)
     verdicts = iter(verify(laws, trials))
-    return Judged(tuple(None if f is None else next(verdicts) for f in step.law_starts), logits, shaped, laws)
+    judged = tuple(None if first is None else next(verdicts) for first in step.law_starts)
+    return Judged(judged, logits, shaped, laws, errors)
+
+
+def _edit(request: Request, segment: Segment, first: int, past: Past) -> Edit:
+    mask = None if request.constraint is None else request.constraint.masks(segment.draft)
+    return Edit(first, request.law, past, paths(segment.draft), mask)
 
 
 def paths(draft: Draft) -> list[tuple[int, ...]]:

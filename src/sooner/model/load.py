@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,14 @@ DTYPES: Mapping[str, torch.dtype] = {
 
 @dataclass(frozen=True, slots=True)
 class Loaded:
-    """A model ready to serve. eos_ids: every id that ends a text, from config and generation config."""
+    """A model ready to serve. eos_ids: every id that ends a text, from config and generation config.
+    lock: whoever runs a pass holds it; the lanes are shared by all engines on this model."""
 
     name: str
     model: Model
     tokenizer: Any
     eos_ids: tuple[int, ...]
+    lock: threading.Lock = field(default_factory=threading.Lock)
 
     @property
     def backend(self) -> Tokenizer:
