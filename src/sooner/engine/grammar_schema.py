@@ -5,6 +5,7 @@ A schema may hold schemas under a few keywords only; everything else in it is da
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,6 +30,10 @@ _UNREAD = (
     "$dynamicRef",
     "$recursiveRef",
 )
+# Of these it makes strings with raw control characters, which are no JSON.
+_BROKEN = ("minLength", "maxLength")
+# The same where a pattern asks for a quotation mark, a backslash or a control character, which JSON escapes.
+_ESCAPED = re.compile(r"[\x00-\x1f\"]|\\[\\nrtfvae0xuc]")
 # Beside one of these it reads nothing else that narrows the schema.
 _ALONE = ("$ref", "anyOf", "oneOf", "allOf", "enum", "const")
 _NARROWING = frozenset(
@@ -65,15 +70,13 @@ _TYPED = (
     "exclusiveMinimum",
     "exclusiveMaximum",
     "multipleOf",
-    "minLength",
-    "maxLength",
     "pattern",
     "format",
 )
 
 
 def unread(schema: object) -> str | None:
-    """What xgrammar would pass over in a schema, or None if it keeps to all of it."""
+    """What xgrammar would pass over in a schema, or get wrong, or None if it keeps to all of it."""
     for part in _all(schema):
         found = _unread_here(part)
         if found:
@@ -126,7 +129,7 @@ def _values(value: object) -> list[object]:
 
 
 def _unread_here(schema: Schema) -> str | None:
-    for keyword in _UNREAD:
+    for keyword in (*_UNREAD, *_BROKEN):
         if keyword in schema:
             return f"'{keyword}'"
     if schema.get("uniqueItems"):
@@ -134,6 +137,9 @@ def _unread_here(schema: Schema) -> str | None:
     beside = _beside(schema)
     if beside:
         return beside
+    patterns = [schema.get("pattern"), *(schema.get("patternProperties") or ())]
+    if any(isinstance(pattern, str) and _ESCAPED.search(pattern) for pattern in patterns):
+        return "a pattern with characters that JSON escapes"
     if "type" not in schema:
         typed = [keyword for keyword in _TYPED if keyword in schema]
         if typed and not any(keyword in schema for keyword in _ALONE):

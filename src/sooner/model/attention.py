@@ -36,13 +36,14 @@ class Group:
 
     lanes: a slice when they lie together (no copy of keys), else an index.
     rows: int64 [G, Q], the step's row in each place; padding repeats a row of the step.
-    flat: int64, places of the group in the padded layout that are real, with `owner` the rows they are.
+    flat: places of the group in the padded layout that are real, with `owner` the rows they are; slices
+        where they lie together (a single request), else int64.
     """
 
     lanes: slice | Tensor
     rows: Tensor
-    flat: Tensor
-    owner: Tensor
+    flat: slice | Tensor
+    owner: slice | Tensor
     visible: Visible
     biases: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
 
@@ -144,10 +145,17 @@ def _group(segments: list[Segment], offsets: list[int], cache: LaneCache) -> Gro
     return Group(
         slice(low, high) if together else torch.tensor(places, device=device),
         rows.to(device),
-        torch.tensor(flat, device=device),
-        torch.tensor(owner, device=device),
+        _compact(flat, device),
+        _compact(owner, device),
         Visible(seen.mask.to(device), seen.distance.to(device)),
     )
+
+
+def _compact(places: list[int], device: torch.device) -> slice | Tensor:
+    """Places as a slice where they are one run: a view then, not a copy."""
+    if places == list(range(places[0], places[0] + len(places))):
+        return slice(places[0], places[0] + len(places))
+    return torch.tensor(places, device=device)
 
 
 def attend(

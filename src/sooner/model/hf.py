@@ -143,9 +143,9 @@ def context_limit(config: Any) -> int | None:
     return None if limit is None else int(limit)
 
 
-def _pad(row: Tensor) -> Tensor:
-    """At least _LEAST_ROWS entries; the first one is repeated."""
-    missing = _LEAST_ROWS - len(row)
+def pad_rows(row: Tensor, least: int) -> Tensor:
+    """At least `least` entries; the first one is repeated."""
+    missing = least - len(row)
     return row if missing <= 0 else torch.cat([row, row[:1].expand(missing)])
 
 
@@ -178,8 +178,8 @@ class HFModel:
         now = attention.plan(step, self.lanes)
         count = len(step.tokens)
         result = self._module(
-            input_ids=_pad(step.tokens)[None].to(self.device),
-            position_ids=_pad(step.positions)[None].to(self.device),
+            input_ids=pad_rows(step.tokens, _LEAST_ROWS)[None].to(self.device),
+            position_ids=pad_rows(step.positions, _LEAST_ROWS)[None].to(self.device),
             use_cache=False,
             logits_to_keep=rows.to(self.device),
             output_hidden_states=bool(taps),
