@@ -22,22 +22,19 @@ from sooner.errors import ConfigError
 from sooner.structured import StructuredOutputs
 from tests.engine.grammars import BACKENDS, EOS, NAMES, WIDTH, pieces
 
-# Each of these takes its library far more than 10 s.
-SLOW = {
-    "xgrammar": StructuredOutputs(
-        json={
-            "type": "array",
-            "minItems": 100_000,
-            "maxItems": 400_000,
-            "items": {"type": "string", "pattern": "^[a-z]{1,10000}$"},
-        },
-        backend="xgrammar",
-    ),
-    "llguidance": StructuredOutputs(
-        grammar="root ::= r3800\n" + "".join(f"r{i} ::= r{i - 1}\n" for i in range(3800, 0, -1)) + 'r0 ::= "a"',
-        backend="llguidance",
-    ),
-}
+SLOW = StructuredOutputs(  # takes far more than 10 s
+    json={
+        "type": "array",
+        "minItems": 100_000,
+        "maxItems": 400_000,
+        "items": {"type": "string", "pattern": "^[a-z]{1,10000}$"},
+    },
+    backend="xgrammar",
+)
+DEEP = StructuredOutputs(  # runs out of stack: the process ends at once, with everything in it
+    grammar="root ::= r3800\n" + "".join(f"r{i} ::= r{i - 1}\n" for i in range(3800, 0, -1)) + 'r0 ::= "a"',
+    backend="llguidance",
+)
 GOOD = StructuredOutputs(regex="(ab)*c")
 
 
@@ -81,7 +78,10 @@ def running(pid: int) -> bool:
         (dict(grammar="root ::= root"), "grammar cannot be compiled: .*no text fits it"),
         (dict(grammar='root ::= ""'), "grammar cannot be compiled: .*only the empty text fits it"),
         (dict(regex="(" * 3000 + "a" + ")" * 3000), "regex cannot be compiled: .*([Nn]est|deep)"),
-        (dict(grammar="root ::= " + "(" * 3000 + '"a"' + ")" * 3000), "grammar cannot be compiled: .*(Nest|recursion)"),
+        (
+            dict(grammar="root ::= " + "(" * 3000 + '"a"' + ")" * 3000),
+            "grammar cannot be compiled: .*(Nest|recursion)",
+        ),
         (dict(choice=("\ud800",)), "choice cannot be compiled: .*"),
     ],
 )
@@ -101,7 +101,7 @@ def test_what_is_unsound_is_refused_by_kind_and_reason(
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "auto"])
 def test_expressions_that_explode_elsewhere_are_compiled_at_once(compiler: GrammarCompiler, backend: str) -> None:
-    """Nested repetition, and choices between the same letters: both libraries build automata, and do not backtrack."""
+    """Nested repetition, and choices between the same letters: both libraries build automata."""
     for regex in ("(a+)+b", "((a|b|ab)+)+c", "(a|b)*a(a|b){20}", "(((a{1,30}){1,30}){1,30})"):
         began = time.perf_counter()
         compiler.compile(StructuredOutputs(regex=regex, backend=backend))
@@ -147,15 +147,14 @@ def test_choices_may_hold_anything(compiler: GrammarCompiler) -> None:
             assert allowed == {name for name in NAMES[2:] if text.startswith(name)} | {"x"}, (backend, text)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_compiling_that_takes_too_long_is_killed_and_the_next_one_works(backend: str) -> None:
+def test_compiling_that_takes_too_long_is_killed_and_the_next_one_works() -> None:
     compiler = make(seconds=1.0)
-    compiler.compile(StructuredOutputs(regex="abc", backend=backend))  # the process and the library are there
+    compiler.compile(StructuredOutputs(regex="abc"))  # the process and the library are there
     before = process_of(compiler)
     assert before is not None
     began = time.perf_counter()
-    with pytest.raises(ConfigError, match=f"{SLOW[backend].kind} took longer than 1 s to compile"):
-        compiler.compile(SLOW[backend])
+    with pytest.raises(ConfigError, match="json took longer than 1 s to compile"):
+        compiler.compile(SLOW)
     assert time.perf_counter() - began < 5
     assert before.poll() is not None, "the process has ended"
     assert works(compiler)
@@ -166,16 +165,13 @@ def test_compiling_that_takes_too_long_is_killed_and_the_next_one_works(backend:
     assert after.poll() is not None
 
 
-def test_a_process_that_crashes_costs_one_grammar() -> None:
+def test_a_grammar_that_crashes_its_library_costs_no_more_than_itself() -> None:
     compiler = make(seconds=30)
-    assert works(compiler)
-    process = process_of(compiler)
-    assert process is not None
-    killer = threading.Timer(0.3, process.kill)
-    killer.start()
-    with pytest.raises(ConfigError, match="ran out of memory, or crashed"):
-        compiler.compile(SLOW["xgrammar"])
-    killer.join()
+    for _ in range(2):
+        with pytest.raises(
+            ConfigError, match="grammar cannot be compiled: compiling it ran out of memory, or crashed"
+        ):
+            compiler.compile(DEEP)
     assert works(compiler, StructuredOutputs(regex="ab|c")), "a new one has started"
     compiler.close()
 
@@ -212,8 +208,8 @@ compiler = make(seconds=1)
 compiler.compile(GOOD)
 print(compiler.worker.process.pid, flush=True)
 if sys.argv[1] == "busy":
-    compiler.worker._seconds = 1000  # the other side knows of 1 s
-    compiler.worker._exchange({"library": "xgrammar", "kind": "json", "source": SLOW["xgrammar"].source, "seconds": 1}, 60)
+    question = {"library": "xgrammar", "kind": SLOW.kind, "source": SLOW.source, "seconds": 1}
+    compiler.worker._exchange(question, 60)
     print("compiling", flush=True)
 time.sleep(1000)
 """
@@ -233,6 +229,17 @@ def test_no_process_outlives_a_parent_that_is_killed(state: str) -> None:
     while running(pid) and time.monotonic() < deadline:
         time.sleep(0.05)
     assert not running(pid)
+
+
+def test_compiling_may_take_a_bounded_number_of_bytes() -> None:
+    """In the process that tries; said in a process of its own, which is not spoilt for the other tests."""
+    code = (
+        "from sooner.engine import grammar_worker as w; w.MEMORY = 2**26; w._bound_memory(); x = bytearray(2**25)\n"
+        "try: bytearray(2**27)\n"
+        "except MemoryError: print('bounded')"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "bounded\n"
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

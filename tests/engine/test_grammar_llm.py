@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -47,7 +46,10 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[str], bool]]] = {
     "schema": (dict(json=SCHEMA), of_schema),
     "regex": (dict(regex="(ab)*c"), lambda text: bool(re.fullmatch("(ab)*c", text))),
     "choice": (dict(choice=["yes", "no", "maybe so", 'a "quoted" one']), lambda text: len(text) > 1),
-    "ebnf": (dict(grammar='root ::= "[" root "]" | "the end"'), lambda t: t.replace("[", "").replace("]", "") == "the end"),
+    "ebnf": (
+        dict(grammar='root ::= "[" root "]" | "the end"'),
+        lambda t: t.replace("[", "").replace("]", "") == "the end",
+    ),
 }
 
 

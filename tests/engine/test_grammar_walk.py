@@ -31,14 +31,21 @@ SCHEMAS = {name: case[0] for name, case in CASES.items()} | {
     "a string": S,
     "a short string": {**S, "maxLength": 6},
     "values with everything in them": {"enum": ['a"\n\x01\\é🦉', {'k"': 1.5e300}, None, [True]]},
-    "a key with everything in it": {"type": "object", "properties": {'a"\n\\\x01é': S}, "required": ['a"\n\\\x01é']},
-    **{f"pattern {p}": {**S, "pattern": p} for p in ("^[ -~]+$", '^["]$', r"^\n$", r"^a\\b$", "^[^x]$", r"^\s+$", "a")},
+    "a key with everything in it": {
+        "type": "object",
+        "properties": {'a"\n\\\x01é': S},
+        "required": ['a"\n\\\x01é'],
+    },
+    **{
+        f"pattern {p}": {**S, "pattern": p}
+        for p in ("^[ -~]+$", '^["]$', r"^\n$", r"^a\\b$", "^[^x]$", r"^\s+$", "a")
+    },
     **{f"format {f}": {**S, "format": f} for f in ("email", "date-time", "duration", "ipv6", "uri", "uuid")},
 }
 EXPRESSIONS = [
     r"[^\x00-\x1f]+", ".{3}", "(a|bc)*d?x", r"[a-z.]+@[a-z]+\.(com|org)", "(?:x|y){2,4}z", "a*?b+?", r"\.\*\[\]",
     r"[\]\-^]", "é+ü?", r"\t\n", "[^abc]{2}", "^ab$", "^a|b$", "x{2,}", r"\u00e9|\x41", "[.]+.", "(|a)b",
-    r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", r"[^\n]*", "a|", r"\$\^", r"[a\-z]+", "[--a]", r"(?i)straße", "ſ|K",
+    r"[0-9]+(\.[0-9]+)?([eE][+-]?[0-9]+)?", r"[^\n]*", "a|", r"\$\^", r"[a\-z]+", "[--a]", r"(?i)straße", "ß|K",
     r"(?P<n>ab)+", "(?s).{2}",
 ]  # fmt: skip
 

@@ -52,6 +52,7 @@ def bench(
     repeat: Annotated[int, typer.Option(metavar="N", help="Run each prompt N times; the median counts.")] = 1,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    runtime: options.Runtime = "auto",
     raw: options.Raw = False,
     only_json: Annotated[
         bool, typer.Option("--json", help="Print the last line alone, without the tables.")
@@ -70,7 +71,7 @@ def bench(
         from sooner.measure import bench as measure
         from sooner.measure import report
 
-        setup = measure.Setup(model, names, k, width, dtype, device, raw, repeat)
+        setup = measure.Setup(model, names, k, width, dtype, device, raw, repeat, runtime)
         expect(len(setup.contenders) * len(questions) * repeat)
         comparison = measure.bench(setup, questions, params, advance)
     rows = report.rows(comparison)

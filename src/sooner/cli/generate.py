@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, cast
 
 import typer
@@ -17,6 +18,7 @@ from sooner.cli.terminal import coloured, complain, dim, printable, waiting
 from sooner.errors import ConfigError
 from sooner.model.pull import DEFAULT_MODEL
 from sooner.params import RULES, Rule, SamplingParams
+from sooner.structured import StructuredOutputs
 
 if TYPE_CHECKING:
     from sooner.llm import LLM, Chunk, Result
@@ -37,6 +39,22 @@ def generate(
     min_p: Annotated[
         float, typer.Option(metavar="P", help="Sample from tokens at least P times as likely as the likeliest.")
     ] = 0.0,
+    typical_p: Annotated[
+        float, typer.Option(metavar="P", help="Sample from tokens of typical surprise, of mass P.")
+    ] = 1.0,
+    repetition_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Above 1: tokens of prompt and text become less likely.")
+    ] = 1.0,
+    presence_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Taken off the logit of every token in the text.")
+    ] = 0.0,
+    frequency_penalty: Annotated[
+        float, typer.Option(metavar="X", help="Taken off once for every occurrence in the text.")
+    ] = 0.0,
+    min_tokens: Annotated[int, typer.Option(metavar="N", help="The text ends no sooner by itself.")] = 0,
+    bad_word: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Never write this; may be given several times.")
+    ] = None,
     seed: Annotated[
         int | None, typer.Option(metavar="S", help="Makes sampling repeatable.", show_default="fresh each time")
     ] = None,
@@ -48,8 +66,18 @@ def generate(
         int | None,
         typer.Option(metavar="N", help="With --json: log-probabilities, and the N likeliest tokens."),
     ] = None,
+    schema: Annotated[
+        str | None, typer.Option(metavar="JSON", help="Write JSON of this schema (text, or @FILE).")
+    ] = None,
+    regex: Annotated[
+        str | None, typer.Option(metavar="EXPR", help="Write text that this expression matches.")
+    ] = None,
+    choice: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="Write one of these; give it several times.")
+    ] = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
+    runtime: options.Runtime = "auto",
     raw: options.Raw = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -66,6 +94,13 @@ def generate(
         top_k=top_k,
         top_p=top_p,
         min_p=min_p,
+        typical_p=typical_p,
+        repetition_penalty=repetition_penalty,
+        presence_penalty=presence_penalty,
+        frequency_penalty=frequency_penalty,
+        min_tokens=min_tokens,
+        bad_words=tuple(bad_word or ()),
+        structured_outputs=structured(schema, regex, choice),
         seed=seed,
         stop=tuple(stop or ()),
         logprobs=logprobs,
@@ -76,7 +111,7 @@ def generate(
     with waiting(f"loading {model}"):
         from sooner.llm import LLM
 
-        llm = LLM(model, draft, k=k, width=width, dtype=dtype, device=device)
+        llm = LLM(model, draft, k=k, width=width, dtype=dtype, device=device, runtime=runtime)
         ids = llm.encode(text) if raw else llm.encode_chat(text)
     written = _follow(llm, ids, params, _nothing if as_json else _show)
     if as_json:
@@ -93,6 +128,18 @@ class Written:
     text: str = ""
     token_ids: list[int] = field(default_factory=list)
     result: Result | None = None
+
+
+def structured(schema: str | None, regex: str | None, choice: list[str] | None) -> StructuredOutputs | None:
+    """The shape the text must have, None for any. Raises ConfigError."""
+    if schema is None and regex is None and not choice:
+        return None
+    if schema is not None and schema.startswith("@"):
+        try:
+            schema = Path(schema[1:]).read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise ConfigError(f"the schema file {schema[1:]!r} cannot be read: {error}.") from None
+    return StructuredOutputs(json=schema, regex=regex, choice=tuple(choice) if choice else None)
 
 
 def read_prompt(prompt: str) -> str:

@@ -21,23 +21,31 @@ Dtype = Annotated[
     typer.Option(help="auto, float32, bfloat16 or float16; auto = bfloat16 where the machine has it."),
 ]
 Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto = the GPU if there is one.")]
+Runtime = Annotated[
+    str, typer.Option(help="fused (our decoder), hf (transformers' modules), or auto (fused where it can).")
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the model's chat template.")]
 
 # First words of ConfigError messages that are parameters of the library with an option of the same name.
 _PARAMETERS = frozenset(
     {
         "device",
+        "frequency_penalty",
         "k",
         "limit",
         "logprobs",
         "max_tokens",
         "min_p",
+        "min_tokens",
+        "presence_penalty",
         "repeat",
+        "repetition_penalty",
         "seed",
         "stop",
         "temperature",
         "top_k",
         "top_p",
+        "typical_p",
         "width",
     }
 )

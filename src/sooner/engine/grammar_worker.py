@@ -1,7 +1,8 @@
 """Tries a grammar in a process of its own, which can be killed: both ends of the pipe. Knows no library.
 
 A schema or an expression comes from whoever sends a request, and compiling it may take for ever, or all
-memory. So it is compiled once over there, against the clock; what passes is compiled again over here.
+memory, or end in a crash. So it is compiled once over there, against the clock; what passes is compiled
+again over here.
 (Sending the result over was measured: as JSON it takes 4 to 250 times as long as compiling.)
 
     -> the vocabulary                               <- {}
@@ -32,6 +33,7 @@ from sooner.errors import ConfigError
 
 STARTUP_S = 60.0  # importing torch and a library, on a busy machine
 MEMORY = 4 * 2**30  # bytes a grammar may take while it is compiled
+STACK = 4 * 2**20  # and of stack: half of what threads have over here, where deep grammars must fit with room
 LIBRARIES = ("xgrammar", "llguidance")
 
 _WARNING = re.compile(r"Warning: (.*)")
@@ -157,7 +159,10 @@ def main() -> None:
     with tempfile.TemporaryFile() as notes:
         os.dup2(notes.fileno(), 1)
         os.dup2(notes.fileno(), 2)
-        _serve(sys.stdin.buffer, replies, notes)
+        threading.stack_size(STACK)
+        serving = threading.Thread(target=_serve, args=(sys.stdin.buffer, replies, notes))
+        serving.start()
+        serving.join()
 
 
 def _serve(questions: IO[bytes], replies: IO[bytes], notes: IO[bytes]) -> None:

@@ -14,6 +14,7 @@ class Acceptance:
     drafted_by_depth: passes whose draft reached that depth, so their ratio is the acceptance at a depth.
     draft_failures: drafts that were refused because the drafter raised or broke the protocol.
     prompt_s: from being admitted to the first token; decode_s: from there to the end (seconds).
+    first: tokens that came with the prompt's own pass (a draft may already have been accepted in it).
     """
 
     steps: int = 0
@@ -25,6 +26,7 @@ class Acceptance:
     draft_failures: int = 0
     prompt_s: float = 0.0
     decode_s: float = 0.0
+    first: int = 0
 
     @property
     def tokens_per_step(self) -> float:
@@ -38,8 +40,8 @@ class Acceptance:
 
     @property
     def tokens_per_second(self) -> float:
-        """(emitted - 1) / decode_s: the first token belongs to the prompt's time."""
-        return max(self.emitted - 1, 0) / self.decode_s if self.decode_s > 0 else 0.0
+        """(emitted - first) / decode_s: the first tokens belong to the prompt's time."""
+        return max(self.emitted - self.first, 0) / self.decode_s if self.decode_s > 0 else 0.0
 
     def __add__(self, other: Acceptance) -> Acceptance:
         return Acceptance(
@@ -52,6 +54,7 @@ class Acceptance:
             self.draft_failures + other.draft_failures,
             self.prompt_s + other.prompt_s,
             self.decode_s + other.decode_s,
+            self.first + other.first,
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -90,11 +93,13 @@ class Tally:
     admitted: float = 0.0
     first_token: float = 0.0
     last_token: float = 0.0
+    first: int = 0
 
     def add_step(self, drafted: int, depth: int, accepted: int, emitted: int, now: float) -> None:
         """One pass: nodes verified, depth of their tree, guesses and tokens delivered."""
         if not self.steps:
             self.first_token = now
+            self.first = emitted
         self.last_token = now
         self.steps += 1
         self.emitted += emitted
@@ -113,6 +118,7 @@ class Tally:
             self.draft_failures,
             max(self.first_token - self.admitted, 0.0) if self.steps else 0.0,
             self.last_token - self.first_token,
+            self.first,
         )
 
 
