@@ -46,7 +46,7 @@ SCHEMA = {
         "available_for_loan_at_the_moment",
     ],
 }
-BOOKS = ("Moby Dick", "War and Peace", "Don Quixote", "Les Misérables", "Faust", "Emma", "Dracula", "The Trial")
+BOOKS = ("Moby Dick", "War and Peace", "Don Quixote", "Emma")
 ASK = "Write the library record of {book!r} as a JSON object."
 
 
@@ -120,7 +120,7 @@ def _run(options: argparse.Namespace) -> int:
         "plain_tok_s": round(bare.tokens_per_second, 1),
         "plain_valid": sum(row.valid for row in rows[::2]),
         "model": options.model,
-        "dtype": str(next(iter(target.model.lanes.store.dtype for _ in [0]))).removeprefix("torch."),
+        "dtype": str(target.model.lanes.store.dtype).removeprefix("torch."),
         "backend": options.backend,
     }
     print(json.dumps(summary))

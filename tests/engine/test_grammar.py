@@ -234,7 +234,7 @@ def test_no_process_outlives_a_parent_that_is_killed(state: str) -> None:
 def test_compiling_may_take_a_bounded_number_of_bytes() -> None:
     """In the process that tries; said in a process of its own, which is not spoilt for the other tests."""
     code = (
-        "from sooner.engine import grammar_worker as w; w.MEMORY = 2**26; w._bound_memory(); x = bytearray(2**25)\n"
+        "from sooner.engine import grammar_worker as w; w.MEMORY = 2**26; w._bound_memory(); bytearray(2**25)\n"
         "try: bytearray(2**27)\n"
         "except MemoryError: print('bounded')"
     )
