@@ -133,6 +133,39 @@ def test_a_library_at_its_limit_leaves_no_law_and_no_wrong_text() -> None:
     assert constraint.forced(5) == ()
 
 
+class Once(Stubborn):
+    """One token completes it; it minds being asked for more."""
+
+    def __init__(self) -> None:
+        self.accepted: list[int] = []
+
+    @property
+    def complete(self) -> bool:  # type: ignore[override]  # a class attribute there
+        return bool(self.accepted)
+
+    def accept(self, token: int) -> bool:
+        self.accepted.append(token)
+        return True
+
+    def bits(self, draft: Draft) -> Tensor:
+        return pack([3] if self.accepted else [0, 1], 4).repeat(1 + len(draft), 1)
+
+
+@pytest.mark.parametrize("run", [[0, 1, 1], [0, 2, 1], [0, 0], [1, 2, 2, 0]])
+def test_a_matcher_is_never_advanced_after_the_end(run: list[int]) -> None:
+    matcher = Once()
+    constraint = GrammarConstraint(matcher, Vocabulary((b"a", b"b", b""), (2,)))
+    constraint.advance(run)
+    assert constraint.ended
+    constraint.advance([0])
+    assert matcher.accepted == run[:1]
+    other = Once()
+    constraint = GrammarConstraint(other, Vocabulary((b"a", b"b", b""), (2,)))
+    constraint.advance([2, 0, 1])
+    assert constraint.ended
+    assert other.accepted == [], "an end-of-text id is not for the matcher"
+
+
 class Dead:
     """A grammar that nothing fits, or only the empty text."""
 

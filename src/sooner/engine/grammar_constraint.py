@@ -84,7 +84,7 @@ class GrammarConstraint:
             rows[0] = False
             return rows
         words = self._matcher.bits(draft)
-        rows = unpack(words, width)
+        rows = unpack(words & (self._writable | self._stop_bits), width)
         rows[[not reached for reached in self._reached(draft, words)]] = True
         return rows
 
