@@ -41,6 +41,8 @@ class StructuredOutputs:
                 "structured_outputs takes exactly one of json, json_object, regex, choice, grammar; "
                 f"got {', '.join(given) or 'none'}."
             )
+        if not isinstance(self.json_object, bool):
+            raise ConfigError(f"structured_outputs json_object must be true or false, got {self.json_object!r}.")
         if self.backend not in BACKENDS:
             raise ConfigError(unknown("structured output backend", str(self.backend), BACKENDS))
         if self.choice is not None:
@@ -51,7 +53,11 @@ class StructuredOutputs:
                 raise ConfigError(f"structured_outputs {name} must be a non-empty string, got {value!r}.")
         if self.json is not None:
             object.__setattr__(self, "json", _schema(self.json))
-        if len(self.source.encode()) > MAX_SOURCE:
+        try:
+            size = len(self.source.encode())
+        except UnicodeEncodeError as error:
+            raise ConfigError(f"structured_outputs {self.kind} is not Unicode text: {error.reason}.") from error
+        if size > MAX_SOURCE:
             raise ConfigError(f"structured_outputs {self.kind} is longer than {MAX_SOURCE} bytes.")
 
     @property
