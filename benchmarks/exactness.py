@@ -202,7 +202,7 @@ def plan(world: World, quick: bool, seed: int) -> list[Callable[[], Outcome]]:
     """All cases, or a spread of 200 of them."""
     drafters = ("none", "lookup", "model", "drawn tree", "wrong tree")
     grid = list(itertools.product(PARAMETERS, drafters, (1, 3)))
-    draws = 250 if quick else 600
+    draws = 250 if quick else 400
     combos = [(p, d, rule, b) for p, d, b in grid for rule in RULES]
     level = 0.001 / len(combos)
     cases: list[Callable[[], Outcome]] = []
