@@ -47,7 +47,7 @@ HISTORY = [1, 2, 3, 30, 31, 32, 33, 9, 2, 3, 20, 21, 22, 23, 8, 3, 10, 11, 12, 1
 
 @pytest.mark.parametrize(
     ("shortest", "longest", "expected"),
-    [(1, 1, [10, 11, 12, 13]), (2, 2, [20, 21, 22, 23]), (2, 3, [30, 31, 32, 33]), (3, 3, [30, 31, 32, 33])],
+    [(1, 1, [10, 11, 12]), (2, 2, [20, 21, 22, 23]), (2, 3, [30, 31, 32, 33]), (3, 3, [30, 31, 32, 33])],
 )
 @pytest.mark.parametrize("cap", [1, 4])
 def test_44_settings_ignored_or_wrong_continuation_copied(

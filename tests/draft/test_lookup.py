@@ -35,19 +35,24 @@ def chain(tokens: Sequence[int], k: int = 4, longest: int = 3, shortest: int = 1
 
 
 def by_brute_force(tokens: Sequence[int], budget: Budget, longest: int, shortest: int) -> Draft:
-    """Longest n first, the most recent first, every place once; branches until nodes or width run out."""
+    """Longest n first, the most recent first, every place once; branches until nodes or width run out.
+
+    Where one token is all that matched, three tokens at most are copied.
+    """
     places: list[int] = []
+    reach: dict[int, int] = {}
     for n in range(longest, shortest - 1, -1):
         for end in range(len(tokens) - 1, n - 1, -1):
             if list(tokens[end - n : end]) == list(tokens[len(tokens) - n :]) and end not in places:
                 places.append(end)
+                reach[end] = min(budget.depth, 3) if n == 1 else budget.depth
     nodes: dict[tuple[int, ...], int] = {}
     parents: list[int] = []
     for end in places[: 1 if budget.width == 1 else None] if not budget.empty else []:
         copied = list(tokens[end:])
         while len(copied) < budget.depth:
             copied += copied[: budget.depth]
-        for depth in range(1, budget.depth + 1):
+        for depth in range(1, reach[end] + 1):
             path = tuple(copied[:depth])
             if path in nodes:
                 continue
@@ -99,12 +104,22 @@ def test_branches_share_their_beginning() -> None:
 
 def test_a_copy_that_reaches_the_end_goes_on_copying_itself() -> None:
     assert chain([1, 2, 1, 2], 6) == [1, 2, 1, 2, 1, 2]
-    assert chain([7, 7], 4) == [7, 7, 7, 7]
+    assert chain([7, 7, 7], 4) == [7, 7, 7, 7]
 
 
 @pytest.mark.parametrize("k", [1, 2, 5])
 def test_no_more_than_the_cap_is_copied(k: int) -> None:
-    assert chain([1, 2, 3, 4, 5, 6, 7, 1], k) == [2, 3, 4, 5, 6][:k]
+    assert chain([9, 1, 2, 3, 4, 5, 6, 7, 9, 1], k) == [2, 3, 4, 5, 6][:k]
+
+
+def test_a_match_of_one_token_is_weak_and_copies_little() -> None:
+    """Most such guesses fail at once; up to three of them ride along at no cost."""
+    text = [1, 2, 3, 4, 5, 6, 7, 1]
+    assert chain(text, 8) == [2, 3, 4]
+    [longer] = LookupDrafter(weak=5).propose([context(text)], [Budget.chain(8)])
+    assert longer.tokens == (2, 3, 4, 5, 6)
+    with pytest.raises(ConfigError, match="weak"):
+        LookupDrafter(weak=0)
 
 
 @pytest.mark.parametrize("text", [[1], [1, 2], [1, 2, 3], [3, 1, 2]])

@@ -25,17 +25,24 @@ class _Index:
 
 
 class LookupDrafter:
-    """n-grams of `shortest` to `longest` tokens. Raises ConfigError unless 1 <= shortest <= longest."""
+    """n-grams of `shortest` to `longest` tokens.
+
+    weak: most tokens copied where a single token is all that matched. Such matches mostly fail at once, and
+    a pass of up to four rows costs what one row does. Raises ConfigError unless 1 <= shortest <= longest
+    and weak >= 1.
+    """
 
     name = "lookup"
     taps: tuple[int, ...] = ()
 
-    def __init__(self, longest: int = 3, shortest: int = 1) -> None:
+    def __init__(self, longest: int = 3, shortest: int = 1, weak: int = 3) -> None:
+        if weak < 1:
+            raise ConfigError(f"lookup needs weak >= 1, got {weak}.")
         if not 1 <= shortest <= longest:
             raise ConfigError(
                 f"lookup needs 1 <= shortest <= longest, got shortest {shortest}, longest {longest}."
             )
-        self._sizes = range(longest, shortest - 1, -1)
+        self._sizes, self._weak = range(longest, shortest - 1, -1), weak
         self._known: dict[str, _Index] = {}
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
@@ -55,8 +62,9 @@ class LookupDrafter:
             index = self._known[context.request_id] = _Index()
         self._extend(index, context.tokens)
         trie = Trie(budget.nodes, budget.width)
-        for end in self._matches(index, context.tokens):
-            trie.add(_copy(context.tokens, end, budget.depth))
+        for end, size in self._matches(index, context.tokens):
+            count = min(budget.depth, self._weak) if size == 1 else budget.depth
+            trie.add(_copy(context.tokens, end, count))
             if budget.width == 1 or trie.full:
                 break
         return trie.draft()
@@ -69,14 +77,15 @@ class LookupDrafter:
                 ends.setdefault(tuple(tokens[end - size : end]), []).append(end)
         index.length = len(tokens)
 
-    def _matches(self, index: _Index, tokens: Sequence[int]) -> Iterator[int]:
+    def _matches(self, index: _Index, tokens: Sequence[int]) -> Iterator[tuple[int, int]]:
+        """Where earlier text matches the end of this one: position after the match, and its length."""
         seen = set()
         for size in self._sizes:
             if size < len(tokens):
                 for end in reversed(index.ends[size].get(tuple(tokens[-size:]), ())):
                     if end not in seen:
                         seen.add(end)
-                        yield end
+                        yield end, size
 
 
 def _copy(tokens: Sequence[int], end: int, count: int) -> list[int]:
