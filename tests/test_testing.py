@@ -20,7 +20,7 @@ from sooner.draft.protocol import Context, Drafter, Outcome
 from sooner.errors import DraftError, ModelError
 from sooner.model.attention import Visible, visible
 from sooner.model.lanes import LaneCache
-from sooner.testing import ScriptedDrafter, ToyModel, check_drafter, check_model, oracle
+from sooner.testing import ScriptedDrafter, ShiftedModel, ToyModel, check_drafter, check_model, oracle
 
 VOCAB = 17
 
@@ -268,3 +268,8 @@ def test_an_oracle_plays_back_its_text_and_errs_where_it_is_told_to() -> None:
     assert oracle(text).propose([context], [Budget.chain(2)]) == [chain([3, 4])]
     assert oracle(text).propose([context], [Budget.chain(9)]) == [chain([3, 4, 5])]
     assert oracle(text, right=1, vocab=6).propose([context], [Budget.chain(3)]) == [chain([3, 5, 0])]
+
+
+def test_the_model_with_a_fault_is_caught_by_check_model() -> None:
+    with pytest.raises(ModelError, match="differ from those of the path alone"):
+        check_model(ShiftedModel(ToyModel()), [1, 2, 3, 4], chain([5, 6, 7]))

@@ -1,6 +1,7 @@
 """Doubles and conformance checks, shipped for users' own drafters and models. Knows nothing of files.
 
 ToyModel: a Model without a network, whose logits are a hash of exactly what the mask lets a row see.
+ShiftedModel: a fault on purpose.
 ScriptedDrafter: plays back drafts from a function. check_drafter, check_model: the protocols, executed.
 """
 
@@ -9,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -88,6 +90,25 @@ def _scatter(x: Tensor) -> Tensor:
     x = (x ^ (x >> 15)) * 0x2C1B3C6D % _MODULUS
     x = (x ^ (x >> 12)) * 0x297A2D39 % _MODULUS
     return x ^ (x >> 15)
+
+
+class ShiftedModel:
+    """A model with a fault: the first drafted row of every draft has a position id one too high.
+
+    For testing tests: whatever claims to notice a wrong text must notice this one.
+    """
+
+    def __init__(self, model: Model) -> None:
+        self._model = model
+        self.vocab_size, self.context_limit, self.lanes = model.vocab_size, model.context_limit, model.lanes
+
+    def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
+        """One pass of the model, with the fault in it."""
+        starts = zip(step.segments, step.offsets, strict=False)
+        shifted = [start + len(segment.certain) for segment, start in starts if len(segment.draft)]
+        positions = step.positions.clone()
+        positions[shifted] += 1
+        return self._model.forward(replace(step, positions=positions), rows=rows, taps=taps)
 
 
 class ScriptedDrafter:
@@ -245,4 +266,4 @@ def _gap(left: Tensor, right: Tensor) -> float:
     return math.inf if math.isnan(gap) else gap
 
 
-__all__ = ["EMPTY", "ScriptedDrafter", "ToyModel", "check_drafter", "check_model", "oracle"]
+__all__ = ["EMPTY", "ScriptedDrafter", "ShiftedModel", "ToyModel", "check_drafter", "check_model", "oracle"]

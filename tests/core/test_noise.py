@@ -239,3 +239,11 @@ def test_a_token_of_one_in_a_million_beats_a_likely_one_as_often_as_it_should() 
     seen = int((values < 1e-6).sum())
     assert 0 < seen < 16  # mean 4, standard deviation 2
     assert float(values.min()) < 3e-6
+
+
+def test_gumbel_noise_is_that_of_the_race_on_the_scale_of_log_probabilities() -> None:
+    probs = torch.rand((1, 40), generator=torch.Generator().manual_seed(3)).double()
+    for seed in range(50):
+        key = noise.key(seed, 5, noise.TARGET)
+        best = (probs[0].log() + noise.gumbel(key, torch.arange(40))).argmax()
+        assert int(best) == int(noise.race(probs, [key])[0])

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,16 +10,13 @@ import typer
 
 from sooner.cli import options
 from sooner.cli.pull import pull_first
+from sooner.cli.terminal import console, progress
 from sooner.measure.workload import choose, read
 from sooner.model.pull import DEFAULT_MODEL
 from sooner.params import SamplingParams
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
-
     from sooner.measure.report import Row
-
-_WIDTH = 110  # of the tables where nobody says how wide the screen is
 
 
 def bench(
@@ -67,7 +61,7 @@ def bench(
     questions = choose(read(trace), limit=limit, categories=category.split(",") if category else ())
     names = tuple(drafts.split(","))
     pull_first(model, *(name.removeprefix("model:") for name in names))
-    with _progress(f"loading {model}") as (advance, expect):
+    with progress(f"loading {model}") as (advance, expect):
         from sooner.measure import bench as measure
         from sooner.measure import report
 
@@ -90,28 +84,9 @@ def bench(
     typer.echo(json.dumps(summary))
 
 
-@contextmanager
-def _progress(what: str) -> Iterator[tuple[Callable[[], None], Callable[[int], None]]]:
-    """A bar on stderr: (one text is done, so many are expected). It shows `what` until the first is done."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(
-        *columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
-    ) as bar:
-        task = bar.add_task(what, total=None)
-        yield (
-            lambda: bar.update(task, advance=1, description="measuring"),
-            lambda total: bar.update(task, total=total),
-        )
-
-
 def _print_tables(rows: dict[str, Row]) -> None:
-    from rich.console import Console
-
     from sooner.measure import report
 
-    console = Console() if sys.stdout.isatty() else Console(width=_WIDTH)
+    screen = console()
     for table in report.tables(rows):
-        console.print(table)
+        screen.print(table)

@@ -1,7 +1,7 @@
 """The `sooner` command: its verbs, and how it ends. Knows no model.
 
-Exit status: 0; 1 for a bug, with its traceback; 2 for whatever the user can mend, in one line; 130 after
-Ctrl-C; 141 when whoever read the output has gone.
+Exit status: 0; 1 for a bug of ours, with its traceback or as `verify` found it; 2 for whatever the user can
+mend, in one line; 130 after Ctrl-C; 141 when whoever read the output has gone.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from sooner.cli.generate import generate
 from sooner.cli.options import in_options
 from sooner.cli.pull import pull
 from sooner.cli.terminal import complain, quieten_libraries
+from sooner.cli.verify import verify
 from sooner.errors import ConfigError, SoonerError
 
 USER_ERROR, INTERRUPTED, READER_GONE = 2, 130, 141
@@ -26,6 +27,7 @@ USER_ERROR, INTERRUPTED, READER_GONE = 2, 130, 141
 app = typer.Typer(name="sooner", add_completion=False, rich_markup_mode="markdown", pretty_exceptions_enable=False)
 app.command()(generate)
 app.command()(bench)
+app.command()(verify)
 app.command()(pull)
 
 

@@ -29,6 +29,7 @@ Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, with
 # First words of ConfigError messages that are parameters of the library with an option of the same name.
 _PARAMETERS = frozenset(
     {
+        "batch",
         "device",
         "frequency_penalty",
         "k",

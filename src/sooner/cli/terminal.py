@@ -6,9 +6,16 @@ import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TextIO
+from typing import TYPE_CHECKING, Protocol, TextIO
 
 import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from rich.console import Console
+
+_WIDTH = 110  # of tables where nobody says how wide the screen is
 
 # Control characters of a text could move the cursor or change the terminal's state; a terminal gets U+FFFD.
 _CONTROLS = {code: "\ufffd" for code in (*range(32), *range(127, 160)) if chr(code) not in "\n\t"}
@@ -45,6 +52,37 @@ def waiting(what: str) -> Iterator[None]:
 
     with Console(stderr=True).status(what):
         yield
+
+
+class Advance(Protocol):
+    """Says that `count` more pieces of work are done."""
+
+    def __call__(self, count: int = 1) -> None: ...
+
+
+@contextmanager
+def progress(what: str, doing: str = "measuring") -> Iterator[tuple[Advance, Callable[[int], None]]]:
+    """A bar on stderr: (pieces are done, so many are expected). It shows `what` until the first is done."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(
+        *columns, console=Console(file=sys.stderr), transient=True, disable=not sys.stderr.isatty()
+    ) as bar:
+        task = bar.add_task(what, total=None)
+
+        def advance(count: int = 1) -> None:
+            bar.update(task, advance=count, description=doing)
+
+        yield advance, lambda total: bar.update(task, total=total)
+
+
+def console() -> Console:
+    """Standard output for tables: as wide as the terminal, or wide enough where there is none."""
+    from rich.console import Console
+
+    return Console(no_color=not coloured(sys.stdout)) if sys.stdout.isatty() else Console(width=_WIDTH)
 
 
 def quieten_libraries() -> None:

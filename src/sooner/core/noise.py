@@ -63,6 +63,11 @@ def exponential(keys: Tensor | int, ids: Tensor) -> Tensor:
     return -torch.log((_shift(bits, 12).double() + 0.5) * 2.0**-52)
 
 
+def gumbel(key: int, ids: Tensor) -> Tensor:
+    """The noise of `race` on the scale of log-probabilities: it draws the id whose log p + gumbel is largest."""
+    return -exponential(_signed(key), ids).log()
+
+
 def _shift(bits: Tensor, count: int) -> Tensor:
     """Logical right shift of int64 (torch shifts arithmetically)."""
     return (bits >> count) & ((1 << (64 - count)) - 1)
