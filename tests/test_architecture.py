@@ -45,7 +45,7 @@ TABLE: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "core": {"torch"},
     "control": set(),
-    "draft": {"torch"},
+    "draft": {"torch", "numpy", "numba"},
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},
     "measure": {"torch", "rich"},

@@ -28,7 +28,7 @@ from sooner.params import SamplingParams
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
-DEFAULT_K = {"lookup": 8, "model": 5}
+DEFAULT_K = {"lookup": 8, "suffix": 8, "model": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class LLM:
         >>> llm.generate("Once upon a time", SamplingParams(max_tokens=20)).text   # doctest: +SKIP
 
     model: a packaged name, a folder, a hub id, or a model loaded already (its dtype and device are kept).
-    draft: "none", "lookup", "model:NAME", or an object that keeps the Drafter protocol.
+    draft: "none", "lookup", "suffix", "model:NAME", or an object that keeps the Drafter protocol.
     k: most tokens guessed a step (0 = plain decoding; default by drafter).
     width: most children of one node; above 1 the draft is a tree of up to k * width nodes.
     dtype, device, runtime: see `sooner.model.load.load`. draft_dtype: that of a draft model, the target's

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from sooner.draft.lookup import LookupDrafter
 from sooner.draft.model import ModelDrafter
 from sooner.draft.none import NoDrafter
 from sooner.draft.registry import NAMES, Spec, make, parse
+from sooner.draft.suffix import SuffixDrafter
 from sooner.errors import ConfigError
 from sooner.model.protocol import Model
 from sooner.testing import ToyModel
@@ -22,6 +25,8 @@ def no_model(name: str) -> Model:
     [
         ("none", Spec("none")),
         ("lookup", Spec("lookup")),
+        ("suffix", Spec("suffix")),
+        ("suffix:1000000", Spec("suffix", "1000000")),
         ("model:small", Spec("model", "small")),
         ("model:/a folder/with:colon", Spec("model", "/a folder/with:colon")),
         ("model:owner/name", Spec("model", "owner/name")),
@@ -41,6 +46,8 @@ def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None
         ("Lookup", "Did you mean 'lookup'?"),
         ("nope", "Allowed: "),
         ("lookup:3", "draft 'lookup' takes no argument, got '3'"),
+        ("suffix:", "write suffix or suffix:TOKENS"),
+        ("suffix:many", "write suffix or suffix:TOKENS"),
         ("none:", "draft 'none' takes no argument"),
         ("model", "write model:FOLDER or model:NAME"),
         ("model:", "write model:FOLDER or model:NAME"),
@@ -61,6 +68,7 @@ def test_every_name_is_listed_to_whoever_mistypes_one() -> None:
 def test_names_make_their_drafters() -> None:
     assert isinstance(make(parse("none"), 17, no_model), NoDrafter)
     assert isinstance(make(parse("lookup"), 17, no_model), LookupDrafter)
+    assert isinstance(make(parse("suffix:100"), 17, no_model), SuffixDrafter)
     asked: list[str] = []
 
     def load(name: str) -> Model:
@@ -70,3 +78,9 @@ def test_names_make_their_drafters() -> None:
     drafter = make(parse("model:small"), 17, load)
     assert isinstance(drafter, ModelDrafter)
     assert asked == ["small"]
+
+
+def test_a_drafter_whose_library_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "sooner.draft.suffix", None)
+    with pytest.raises(ConfigError, match=r'draft .suffix. needs numba: pip install "sooner\[suffix\]"'):
+        make(parse("suffix"), 17, no_model)

@@ -28,7 +28,7 @@ def bench(
         str,
         typer.Option(
             metavar="A,B,...",
-            help="none, lookup, model:PATH; transformers and transformers:lookup run transformers' own generate.",
+            help="none, lookup, suffix, model:PATH; transformers, transformers:lookup = its own generate.",
         ),
     ] = "none,lookup",
     category: Annotated[

@@ -29,7 +29,9 @@ _FLOOR = -9999.0  # stands for the logarithm of 0, which JSON cannot write
 def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
     model: options.Model = DEFAULT_MODEL,
-    draft: Annotated[str, typer.Option(help="none, lookup, or model:PATH for a smaller model.")] = "lookup",
+    draft: Annotated[
+        str, typer.Option(help="none, lookup, suffix, or model:PATH for a smaller model.")
+    ] = "lookup",
     k: options.K = None,
     width: options.Width = 1,
     max_tokens: options.MaxTokens = 256,

@@ -23,6 +23,8 @@ class Context:
     law, seed, rule: how the target will choose. Under "match" a drafter that draws should use the
         TARGET noise of `seed`; under the other rules its own (DRAFT), and hand over the law it drew from.
     past: what penalties need to know of the text; None where the law has none.
+    prompt: how many of `tokens` are the prompt.
+    scope: requests of one scope may learn from each other's texts; None = from its own alone.
     """
 
     request_id: str
@@ -31,6 +33,8 @@ class Context:
     seed: int
     rule: Rule
     past: Past | None = None
+    prompt: int = 0
+    scope: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

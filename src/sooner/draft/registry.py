@@ -40,20 +40,35 @@ def _model(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
     return ModelDrafter(load(spec.argument or ""), vocab)  # parse has seen that there is one
 
 
+def _suffix(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+    try:
+        from sooner.draft.suffix import SuffixDrafter
+    except ImportError as error:
+        raise ConfigError("draft 'suffix' needs numba: pip install \"sooner[suffix]\".") from error
+    shared = spec.argument or "0"
+    if spec.argument == "" or not shared.isdecimal():
+        raise ConfigError(
+            f"write suffix or suffix:TOKENS (how many tokens of earlier outputs to keep), not {spec}."
+        )
+    return SuffixDrafter(int(shared))
+
+
 _MAKERS: Mapping[str, Callable[[Spec, int, LoadModel], Drafter]] = {
     "none": _none,
     "lookup": _lookup,
+    "suffix": _suffix,
     "model": _model,
 }
+_ARGUED = ("suffix", "model")  # those that take an argument
 NAMES = tuple(_MAKERS)
 
 
 def parse(text: str) -> Spec:
-    """Read `none`, `lookup` or `model:PATH`. Raises ConfigError for anything else."""
+    """Read `none`, `lookup`, `suffix`, `suffix:TOKENS` or `model:PATH`. Raises ConfigError for anything else."""
     name, colon, argument = text.partition(":")
     if name not in _MAKERS:
-        raise ConfigError(unknown("draft", name, ("none", "lookup", "model:PATH")))
-    if colon and name != "model":
+        raise ConfigError(unknown("draft", name, ("none", "lookup", "suffix", "suffix:TOKENS", "model:PATH")))
+    if colon and name not in _ARGUED:
         raise ConfigError(f"draft {name!r} takes no argument, got {argument!r}.")
     if name == "model" and not argument:
         raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")

@@ -255,7 +255,8 @@ class Engine:
 def _context(request: Request) -> Context:
     # A copy: whatever a drafter does to it, the text is not changed.
     past = None if request.history is None else request.history.past()
-    return Context(request.id, list(request.tokens), request.law, request.seed, request.rule, past)
+    prompt = len(request.prompt)
+    return Context(request.id, list(request.tokens), request.law, request.seed, request.rule, past, prompt)
 
 
 def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:
