@@ -28,7 +28,7 @@ from sooner.params import SamplingParams
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
-DEFAULT_K = {"lookup": 8, "suffix": 8, "model": 5}
+DEFAULT_K = {"lookup": 8, "suffix": 8, "model": 5, "self": 5, "early-exit": 4}
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +72,11 @@ class LLM:
         >>> llm.generate("Once upon a time", SamplingParams(max_tokens=20)).text   # doctest: +SKIP
 
     model: a packaged name, a folder, a hub id, or a model loaded already (its dtype and device are kept).
-    draft: "none", "lookup", "suffix", "model:NAME", or an object that keeps the Drafter protocol.
+    draft: one of `sooner.draft.registry.FORMS`, or an object that keeps the Drafter protocol.
     k: most tokens guessed a step (0 = plain decoding; default by drafter).
     width: most children of one node; above 1 the draft is a tree of up to k * width nodes.
-    dtype, device, runtime: see `sooner.model.load.load`. draft_dtype: that of a draft model, the target's
-        by default.
+    dtype, device, runtime, quantize: see `sooner.model.load.load`. draft_dtype: that of a draft model, the
+        target's by default.
     controller: a policy of its own instead of k and width.
 
     Safe to use from several threads; calls that overlap share the passes.
@@ -93,6 +93,7 @@ class LLM:
         draft_dtype: str | None = None,
         device: str = "auto",
         runtime: str = "auto",
+        quantize: str | None = None,
         context_limit: int | None = None,
         controller: Controller | None = None,
         config: EngineConfig | None = None,
@@ -100,10 +101,18 @@ class LLM:
         spec = registry.parse(draft) if isinstance(draft, str) else None
         budget = _budget(spec.name if spec else "", k, width)
         if isinstance(model, str):
-            model = loading.load(model, dtype=dtype, device=device, runtime=runtime)
+            model = loading.load(model, dtype=dtype, device=device, runtime=runtime, quantize=quantize)
         self.target = model
 
-        def load_draft(name: str) -> Model:
+        def load_draft(wanted: registry.Spec) -> Model:
+            name = wanted.argument or ""
+            if wanted.name == "early-exit":
+                return loading.first_layers(self.target.model, int(name) if name else None)
+            if wanted.name == "self":
+                kind = draft_dtype or str(self.target.model.lanes.store.dtype).removeprefix("torch.")
+                return loading.load(
+                    self.target.name, dtype=kind, device=str(self.target.device), quantize=name
+                ).model
             drafted = loading.load(name, dtype=draft_dtype or dtype, device=device, runtime=runtime)
             loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (self.target.name, name))
             return drafted.model

@@ -34,7 +34,17 @@ WORD = "library "
         (("--rule", "mach"), "unknown rule 'mach'. Did you mean 'match'?"),
         (("--dtype", "float23"), "unknown dtype 'float23'. Did you mean 'float32'?"),
         (("--device", "toaster"), "--device 'toaster' is not one torch knows; use auto, cpu or cuda."),
-        (("--draft", "lokup"), "unknown draft 'lokup'. Did you mean 'lookup'? Allowed: lookup, model:PATH, none."),
+        (("--draft", "lokup"), "unknown draft 'lokup'. Did you mean 'lookup'? Allowed: "),
+        (
+            ("--draft", "self:int2"),
+            "draft 'self' needs the bits of its copy of the target: ",
+        ),
+        (("--draft", "early-exit:9"), "draft early-exit:9 needs a number from 1 to 1: the target has 2 layers."),
+        (("--quantize", "int9"), "unknown quantize 'int9'. Did you mean 'int8'? Allowed: int4, int8."),
+        (
+            ("--quantize", "int8", "--runtime", "hf"),
+            "--quantize int8 needs runtime fused",
+        ),
         (("--draft", "lookup:3"), "draft 'lookup' takes no argument, got '3'."),
         (("--draft", "model"), "draft 'model' needs a model: write model:FOLDER or model:NAME."),
         (("--draft", "model:"), "draft 'model' needs a model: write model:FOLDER or model:NAME."),

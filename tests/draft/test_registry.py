@@ -16,8 +16,8 @@ from sooner.model.protocol import Model
 from sooner.testing import ToyModel
 
 
-def no_model(name: str) -> Model:
-    raise AssertionError(f"{name} was loaded though nobody asked for it")
+def no_model(spec: Spec) -> Model:
+    raise AssertionError(f"{spec} was loaded though nobody asked for it")
 
 
 @pytest.mark.parametrize(
@@ -30,6 +30,9 @@ def no_model(name: str) -> Model:
         ("model:small", Spec("model", "small")),
         ("model:/a folder/with:colon", Spec("model", "/a folder/with:colon")),
         ("model:owner/name", Spec("model", "owner/name")),
+        ("self:int4", Spec("self", "int4")),
+        ("early-exit", Spec("early-exit")),
+        ("early-exit:8", Spec("early-exit", "8")),
     ],
 )
 def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None:
@@ -51,6 +54,12 @@ def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None
         ("none:", "draft 'none' takes no argument"),
         ("model", "write model:FOLDER or model:NAME"),
         ("model:", "write model:FOLDER or model:NAME"),
+        ("self", "write self:int8 or self:int4"),
+        ("self:int3", "write self:int8 or self:int4"),
+        ("early-exit:", "takes a number of layers, as in early-exit:8, got ''"),
+        ("early-exit:0", "takes a number of layers"),
+        ("early-exit:-1", "takes a number of layers"),
+        ("early-exit:²", "takes a number of layers"),
     ],
 )
 def test_a_wrong_specification_is_told_what_is_right(text: str, named: str) -> None:
@@ -69,15 +78,17 @@ def test_names_make_their_drafters() -> None:
     assert isinstance(make(parse("none"), 17, no_model), NoDrafter)
     assert isinstance(make(parse("lookup"), 17, no_model), LookupDrafter)
     assert isinstance(make(parse("suffix:100"), 17, no_model), SuffixDrafter)
-    asked: list[str] = []
+    asked: list[Spec] = []
 
-    def load(name: str) -> Model:
-        asked.append(name)
+    def load(spec: Spec) -> Model:
+        asked.append(spec)
         return ToyModel()
 
-    drafter = make(parse("model:small"), 17, load)
-    assert isinstance(drafter, ModelDrafter)
-    assert asked == ["small"]
+    for text in ("model:small", "self:int8", "early-exit:2"):
+        drafter = make(parse(text), 17, load)
+        assert isinstance(drafter, ModelDrafter)
+        assert drafter.name == asked[-1].name
+    assert [str(spec) for spec in asked] == ["model:small", "self:int8", "early-exit:2"]
 
 
 def test_a_drafter_whose_library_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -28,7 +28,7 @@ def bench(
         str,
         typer.Option(
             metavar="A,B,...",
-            help="none, lookup, suffix, model:PATH; transformers, transformers:lookup = its own generate.",
+            help="As --draft of generate; transformers, transformers:lookup = its own generate.",
         ),
     ] = "none,lookup",
     category: Annotated[
@@ -47,6 +47,7 @@ def bench(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
+    quantize: options.Quantize = None,
     raw: options.Raw = False,
     only_json: Annotated[
         bool, typer.Option("--json", help="Print the last line alone, without the tables.")
@@ -65,7 +66,7 @@ def bench(
         from sooner.measure import bench as measure
         from sooner.measure import report
 
-        setup = measure.Setup(model, names, k, width, dtype, device, raw, repeat, runtime)
+        setup = measure.Setup(model, names, k, width, dtype, device, raw, repeat, runtime, quantize)
         expect(len(setup.contenders) * len(questions) * repeat)
         comparison = measure.bench(setup, questions, params, advance)
     rows = report.rows(comparison)
@@ -77,7 +78,7 @@ def bench(
         "prompts": len(questions),
         "model": model,
         "dtype": comparison.dtype,
-        "settings": {**settings, "raw": raw, "repeat": repeat},
+        "settings": {**settings, "raw": raw, "repeat": repeat, "quantize": quantize},
         "device": comparison.device,
         "machine": report.machine(),
     }

@@ -30,7 +30,8 @@ def generate(
     prompt: Annotated[str, typer.Argument(metavar="PROMPT", help="The prompt; - reads it from standard input.")],
     model: options.Model = DEFAULT_MODEL,
     draft: Annotated[
-        str, typer.Option(help="none, lookup, suffix, or model:PATH for a smaller model.")
+        str,
+        typer.Option(help="none, lookup, suffix, model:PATH, self:int8, self:int4, early-exit[:N]."),
     ] = "lookup",
     k: options.K = None,
     width: options.Width = 1,
@@ -80,6 +81,7 @@ def generate(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
+    quantize: options.Quantize = None,
     raw: options.Raw = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -113,7 +115,7 @@ def generate(
     with waiting(f"loading {model}"):
         from sooner.llm import LLM
 
-        llm = LLM(model, draft, k=k, width=width, dtype=dtype, device=device, runtime=runtime)
+        llm = LLM(model, draft, k=k, width=width, dtype=dtype, device=device, runtime=runtime, quantize=quantize)
         ids = llm.encode(text) if raw else llm.encode_chat(text)
     written = _follow(llm, ids, params, _nothing if as_json else _show)
     if as_json:

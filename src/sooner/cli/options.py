@@ -24,6 +24,12 @@ Device = Annotated[str, typer.Option(help="auto, cpu or cuda; auto = the GPU if 
 Runtime = Annotated[
     str, typer.Option(help="fused (our decoder), hf (transformers' modules), or auto (fused where it can).")
 ]
+Quantize = Annotated[
+    str | None,
+    typer.Option(
+        metavar="BITS", help="int8 or int4: the target's weights at fewer bits.", show_default="as they are"
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the model's chat template.")]
 
 # First words of ConfigError messages that are parameters of the library with an option of the same name.
@@ -39,6 +45,7 @@ _PARAMETERS = frozenset(
         "min_p",
         "min_tokens",
         "presence_penalty",
+        "quantize",
         "repeat",
         "repetition_penalty",
         "seed",

@@ -47,17 +47,17 @@ class ModelDrafter:
     """Chains drawn from `model`, by the target's own parameters.
 
     vocab: width of the target's logits. The model's own may be wider or narrower by padding.
+    name: how reports call it.
     confidence: drafting stops *after* a token that the model gave less than this probability; such a
         token is still proposed, since leaving out drawn tokens would bias the output. 0 = never stop.
     """
 
-    name = "model"
     taps: tuple[int, ...] = ()
 
-    def __init__(self, model: Model, vocab: int, confidence: float = 0.4) -> None:
+    def __init__(self, model: Model, vocab: int, confidence: float = 0.4, *, name: str = "model") -> None:
         if not 0 <= confidence <= 1:
             raise ConfigError(f"confidence must be from 0 to 1, got {confidence}.")
-        self.model = model
+        self.model, self.name = model, name
         self._vocab = vocab
         self._shared = min(vocab, model.vocab_size)
         self._confidence = confidence

@@ -24,8 +24,9 @@ class Spec:
         return self.name if self.argument is None else f"{self.name}:{self.argument}"
 
 
-LoadModel = Callable[[str], Model]
-"""Loads a draft model by name or folder, and refuses one whose tokenizer is not the target's."""
+LoadModel = Callable[[Spec], Model]
+"""The model a specification draws from. model:NAME: another one, refused if its tokenizer is not the target's;
+self:KIND: the target's own weights at fewer bits; early-exit: its own first layers."""
 
 
 def _none(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
@@ -37,7 +38,7 @@ def _lookup(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
 
 
 def _model(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
-    return ModelDrafter(load(spec.argument or ""), vocab)  # parse has seen that there is one
+    return ModelDrafter(load(spec), vocab, name=spec.name)
 
 
 def _suffix(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
@@ -58,21 +59,48 @@ _MAKERS: Mapping[str, Callable[[Spec, int, LoadModel], Drafter]] = {
     "lookup": _lookup,
     "suffix": _suffix,
     "model": _model,
+    "self": _model,
+    "early-exit": _model,
 }
-_ARGUED = ("suffix", "model")  # those that take an argument
+_ARGUED = ("suffix", "model", "self", "early-exit")  # those that take an argument
 NAMES = tuple(_MAKERS)
+FORMS = ("none", "lookup", "suffix", "suffix:TOKENS", "model:PATH", "self:int8", "self:int4", "early-exit[:N]")
+BITS = ("int8", "int4")
 
 
 def parse(text: str) -> Spec:
-    """Read `none`, `lookup`, `suffix`, `suffix:TOKENS` or `model:PATH`. Raises ConfigError for anything else."""
+    """Read one of FORMS. Raises ConfigError for anything else."""
     name, colon, argument = text.partition(":")
     if name not in _MAKERS:
-        raise ConfigError(unknown("draft", name, ("none", "lookup", "suffix", "suffix:TOKENS", "model:PATH")))
+        raise ConfigError(unknown("draft", name, FORMS))
     if colon and name not in _ARGUED:
         raise ConfigError(f"draft {name!r} takes no argument, got {argument!r}.")
-    if name == "model" and not argument:
-        raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")
+    if name in _CHECKS:
+        _CHECKS[name](argument, bool(colon))
     return Spec(name, argument if colon else None)
+
+
+def _model_argument(argument: str, given: bool) -> None:
+    if not argument:
+        raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")
+
+
+def _self_argument(argument: str, given: bool) -> None:
+    if argument not in BITS:
+        allowed = " or ".join(f"self:{kind}" for kind in BITS)
+        raise ConfigError(f"draft 'self' needs the bits of its copy of the target: write {allowed}.")
+
+
+def _early_exit_argument(argument: str, given: bool) -> None:
+    if given and not (argument.isascii() and argument.isdigit() and int(argument) > 0):
+        raise ConfigError(f"draft 'early-exit' takes a number of layers, as in early-exit:8, got {argument!r}.")
+
+
+_CHECKS: Mapping[str, Callable[[str, bool], None]] = {
+    "model": _model_argument,
+    "self": _self_argument,
+    "early-exit": _early_exit_argument,
+}
 
 
 def make(spec: Spec, vocab: int, load: LoadModel) -> Drafter:

@@ -81,6 +81,7 @@ class Setup:
     raw: bool = False
     repeat: int = 1
     runtime: str = "auto"
+    quantize: str | None = None
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
@@ -104,7 +105,9 @@ def bench(
     progress: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Load the target once and compare the drafters on the questions; `progress` is called after every text."""
-    target = load(setup.model, dtype=setup.dtype, device=setup.device, runtime=setup.runtime)
+    target = load(
+        setup.model, dtype=setup.dtype, device=setup.device, runtime=setup.runtime, quantize=setup.quantize
+    )
     prompts = encode(target, questions, raw=setup.raw, room=params.max_tokens or 1)
     measured = compare(contenders(target, setup), prompts, params, repeat=setup.repeat, progress=progress)
     dtype = str(target.model.lanes.store.dtype).removeprefix("torch.")

@@ -7,6 +7,7 @@ Held to `HFModel` by tests/model/test_fused.py.
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -80,9 +81,12 @@ class Block:
 
 
 class FusedModel:
-    """A Model for the families in FAMILIES. `module` is emptied: its weights move here, layer by layer."""
+    """A Model for the families in FAMILIES. `module` is emptied: its weights move here, layer by layer.
 
-    def __init__(self, module: Any) -> None:
+    quantize: "int8", or "int4" for all but the LM head, which int4 would cost most and stays at int8.
+    """
+
+    def __init__(self, module: Any, quantize: str | None = None) -> None:
         config = module.config
         body = module.model
         mlp = body.layers[0].mlp
@@ -102,9 +106,11 @@ class FusedModel:
         self._per_kind = isinstance(getattr(self._rotary, "rope_type", None), dict)
         self._blocks = []
         for i in range(len(body.layers)):
-            self._blocks.append(self._block(config, body.layers[i], self._kinds[i]))
+            self._blocks.append(self._block(config, body.layers[i], self._kinds[i], quantize))
             body.layers[i] = nn.Identity()
-        self._head = pack([module.get_output_embeddings().weight], [getattr(module.lm_head, "bias", None)])
+        self._head = pack(
+            [module.get_output_embeddings().weight], [getattr(module.lm_head, "bias", None)], quantize and "int8"
+        )
         self.lanes = LaneCache(len(self._blocks), self._kv_heads, self._dim, self._embed.weight.dtype, self.device)
 
     @torch.no_grad()
@@ -164,7 +170,14 @@ class FusedModel:
             made[kind] = (cos[0, :, None].to(x.dtype), sin[0, :, None].to(x.dtype))
         return made
 
-    def _block(self, config: Any, layer: Any, kind: str) -> Block:
+    def first_layers(self, count: int) -> FusedModel:
+        """The first `count` layers, the final norm and the head, on the same weights, with lanes of its own."""
+        early = copy.copy(self)
+        early._blocks = self._blocks[:count]
+        early.lanes = LaneCache(count, self._kv_heads, self._dim, self.lanes.store.dtype, self.device)
+        return early
+
+    def _block(self, config: Any, layer: Any, kind: str, quantize: str | None) -> Block:
         attn, mlp = layer.self_attn, layer.mlp
         qkv = [attn.qkv_proj] if hasattr(attn, "qkv_proj") else [attn.q_proj, attn.k_proj, attn.v_proj]
         gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
@@ -173,10 +186,10 @@ class FusedModel:
         # Without norms of its own around the MLP, the norm after attention is the one before the MLP.
         sandwich = feed[0] is not None or feed[1] is not None
         return Block(
-            qkv=_linear(qkv),
-            out=_linear([attn.o_proj]),
-            gate_up=_linear(gate_up),
-            down=_linear([mlp.down_proj]),
+            qkv=_linear(qkv, quantize),
+            out=_linear([attn.o_proj], quantize),
+            gate_up=_linear(gate_up, quantize),
+            down=_linear([mlp.down_proj], quantize),
             before_attention=norms[0],
             after_attention=norms[1] if sandwich else None,
             before_mlp=feed[0] if sandwich else norms[1],
@@ -199,8 +212,8 @@ def _window(config: Any, attn: Any, kind: str) -> int | None:
     return getattr(config, "sliding_window", None)
 
 
-def _linear(parts: list[Any]) -> Linear:
-    return pack([part.weight for part in parts], [part.bias for part in parts])
+def _linear(parts: list[Any], quantize: str | None) -> Linear:
+    return pack([part.weight for part in parts], [part.bias for part in parts], quantize)
 
 
 def _named_norm(module: Any, name: str) -> Norm | None:

@@ -7,6 +7,7 @@ of the forward call, down to our attention function. Nothing is stored on module
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -172,6 +173,10 @@ class HFModel:
             self.device,
         )
 
+    def first_layers(self, count: int) -> HFModel:
+        """The first `count` layers, the final norm and the head, on the same weights, with lanes of its own."""
+        return HFModel(_first_layers(self._module, count))
+
     @torch.no_grad()
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
@@ -190,3 +195,28 @@ class HFModel:
             self.lanes.stage(segment.lane, tokens, staged_parents(len(segment.certain), segment.draft.parents))
         features = torch.stack([result.hidden_states[tap][0, :count] for tap in taps], dim=1) if taps else None
         return Output(result.logits[0], features)
+
+
+def _first_layers(module: Any, count: int) -> Any:
+    """A copy of `module` that shares its weights and has only the first `count` of its layers."""
+    total = int(module.config.num_hidden_layers)
+    lists = [n for n, m in module.named_modules() if isinstance(m, nn.ModuleList) and len(m) == total]
+    config = copy.deepcopy(module.config)
+    config.num_hidden_layers = count
+    if getattr(config, "layer_types", None):
+        config.layer_types = config.layer_types[:count]
+    *above, name = min(lists, key=len).split(".")
+    top = inner = _shallow(module, config)
+    for part in above:
+        inner._modules[part] = _shallow(inner._modules[part], config)
+        inner = inner._modules[part]
+    inner._modules[name] = inner._modules[name][:count]
+    return top
+
+
+def _shallow(module: Any, config: Any) -> Any:
+    """The same parameters and children in a module of its own, so that a child can be replaced in it alone."""
+    new = copy.copy(module)
+    new._modules = dict(module._modules)
+    new.config = config
+    return new

@@ -3,17 +3,26 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear
 
+from sooner.model import quantize as fewer
+
 _PACKED_FOR = 16  # rows the packing is tuned for; any number of rows runs
 
 
+class Linear(Protocol):
+    """x [N, in] -> x @ weight.T + bias, [N, out]; a row's bits do not depend on N where the dtype allows it."""
+
+    def __call__(self, x: Tensor) -> Tensor: ...
+
+
 @dataclass(frozen=True, slots=True)
-class Linear:
-    """x [N, in] -> x @ weight.T + bias, [N, out]. `packed`: the weight is in oneDNN's own layout."""
+class Dense:
+    """Weights as they are. `packed`: the weight is in oneDNN's own layout."""
 
     weight: Tensor
     bias: Tensor | None
@@ -28,14 +37,16 @@ class Linear:
         return linear(x, self.weight, self.bias)
 
 
-def pack(weights: list[Tensor], biases: list[Tensor | None]) -> Linear:
+def pack(weights: list[Tensor], biases: list[Tensor | None], quantize: str | None = None) -> Linear:
     """One linear map of several with the same input, stacked by output. weights: [out, in] each.
 
-    bfloat16 on CPU is packed: plain weights are laid out anew on every call.
+    bfloat16 on CPU is packed: plain weights are laid out anew on every call. quantize: a kind of quantize.KINDS.
     """
     weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
     given = [b.detach() for b in biases if b is not None]
     bias = torch.cat(given) if given else None
+    if quantize is not None:
+        return fewer.linear(quantize, weight, bias)
     if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
-        return Linear(weight, bias, packed=False)
-    return Linear(torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR), bias, packed=True)
+        return Dense(weight, bias, packed=False)
+    return Dense(torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR), bias, packed=True)

@@ -15,6 +15,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sooner.errors import ConfigError, DraftError, ModelError, RequestError, unknown
 from sooner.model import fused, hf, pull
+from sooner.model import quantize as fewer
 from sooner.model.protocol import Model
 
 RUNTIMES = ("auto", "fused", "hf")
@@ -64,18 +65,23 @@ class Loaded:
         return ids
 
 
-def load(name: str, *, dtype: str = "auto", device: str = "auto", runtime: str = "auto") -> Loaded:
+def load(
+    name: str, *, dtype: str = "auto", device: str = "auto", runtime: str = "auto", quantize: str | None = None
+) -> Loaded:
     """Load a packaged model, a local folder or a hub id.
 
     dtype: "auto" (bfloat16 where the machine computes with it, else float32) or a name in DTYPES.
     device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", ...
     runtime: "fused" (our own decoder), "hf" (transformers' modules), or "auto" (fused where the family has it).
+    quantize: "int8" or "int4", the weights of the linear maps at fewer bits; None = as they are.
     Raises ModelError or ConfigError.
     """
     if runtime not in RUNTIMES:
         raise ConfigError(unknown("runtime", runtime, RUNTIMES))
     place = _device(device)
     kind = _dtype(dtype, place)
+    if quantize is not None:
+        fewer.check(quantize, place, kind)
     source = resolve(name)
     hf.register()
     config = _transformers(name, AutoConfig.from_pretrained, source)
@@ -85,16 +91,35 @@ def load(name: str, *, dtype: str = "auto", device: str = "auto", runtime: str =
     )
     tokenizer = load_tokenizer(name)
     ends = eos_ids(module)
-    return Loaded(name, _model(module.to(place).eval(), runtime), tokenizer, ends)
+    return Loaded(name, _model(module.to(place).eval(), runtime, quantize), tokenizer, ends)
 
 
-def _model(module: Any, runtime: str) -> Model:
+def _model(module: Any, runtime: str, quantize: str | None) -> Model:
     kind = str(module.config.model_type)
     if runtime == "auto":
         runtime = "fused" if kind in fused.FAMILIES else "hf"
     if runtime == "fused" and kind not in fused.FAMILIES:
         raise ConfigError("for runtime fused the " + unknown("model type", kind, fused.FAMILIES) + " Use hf.")
-    return fused.FusedModel(module) if runtime == "fused" else hf.HFModel(module)
+    if quantize is not None and runtime != "fused":
+        raise ConfigError(f"quantize {quantize} needs runtime fused; this model ({kind}) runs in hf.")
+    return fused.FusedModel(module, quantize) if runtime == "fused" else hf.HFModel(module)
+
+
+def first_layers(model: Model, count: int | None) -> Model:
+    """The first layers of a loaded model as a model of its own, on the same weights; a third of them by default.
+
+    Raises ConfigError for a count that is not from 1 to one less than the model has, and ModelError for a
+    model that cannot be cut.
+    """
+    if not isinstance(model, fused.FusedModel | hf.HFModel):
+        raise ModelError(f"{type(model).__name__} cannot be cut after some of its layers.")
+    total = model.lanes.store.shape[0]
+    wanted = max(total // 3, 1) if count is None else count
+    if not 1 <= wanted < total:
+        raise ConfigError(
+            f"draft early-exit:{wanted} needs a number from 1 to {total - 1}: the target has {total} layers."
+        )
+    return model.first_layers(wanted)
 
 
 def load_tokenizer(name: str) -> Any:
