@@ -124,6 +124,18 @@ def test_raw_and_chat_prompts_are_told_apart(bench: Sooner) -> None:
     assert chat["settings"]["raw"] is False
 
 
+def test_the_profile_says_where_the_time_goes_of_all_that_are_ours(bench: Sooner) -> None:
+    names = ("--drafts", "none,lookup,transformers", "--limit", 2, "--profile")
+    ended = bench(*names)
+    assert "outside the pass" in ended.out
+    found = values(ended)
+    assert list(found["profile"]) == ["none", "lookup"]
+    for parts in found["profile"].values():
+        assert 0 < parts["outside"] < 1
+        assert parts["pass_s"] < parts["step_s"] < parts["wall_s"]
+    assert "profile" not in values(bench("--limit", 1))
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [

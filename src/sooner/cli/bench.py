@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
@@ -14,9 +14,6 @@ from sooner.cli.terminal import console, progress
 from sooner.measure.workload import choose, read
 from sooner.model.pull import DEFAULT_MODEL
 from sooner.params import SamplingParams
-
-if TYPE_CHECKING:
-    from sooner.measure.report import Row
 
 
 def bench(
@@ -49,6 +46,9 @@ def bench(
     runtime: options.Runtime = "auto",
     quantize: options.Quantize = None,
     raw: options.Raw = False,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Show where the time goes: the target's pass, and all around it.")
+    ] = False,
     only_json: Annotated[
         bool, typer.Option("--json", help="Print the last line alone, without the tables.")
     ] = False,
@@ -70,8 +70,11 @@ def bench(
         expect(len(setup.contenders) * len(questions) * repeat)
         comparison = measure.bench(setup, questions, params, advance)
     rows = report.rows(comparison)
+    splits = report.splits(comparison) if profile else {}
     if not only_json:
-        _print_tables(rows)
+        screen = console()
+        for table in (*report.tables(rows), *([report.profile(splits)] if profile else [])):
+            screen.print(table)
     settings = {"max_tokens": max_tokens, "k": k, "width": width, "temperature": temperature, "seed": seed}
     summary = {
         "drafts": {name: row.as_dict() for name, row in rows.items()},
@@ -82,12 +85,6 @@ def bench(
         "device": comparison.device,
         "machine": report.machine(),
     }
+    if profile:
+        summary["profile"] = {name: parts.as_dict() for name, parts in splits.items()}
     typer.echo(json.dumps(summary))
-
-
-def _print_tables(rows: dict[str, Row]) -> None:
-    from sooner.measure import report
-
-    screen = console()
-    for table in report.tables(rows):
-        screen.print(table)

@@ -22,7 +22,8 @@ class View:
 class StepRecord:
     """What one pass cost and brought, over all its requests.
 
-    rows: rows of the pass. draft_s, pass_s: seconds spent drafting and in the target.
+    rows: rows of the pass. draft_s, pass_s: seconds spent drafting and in the target. judge_s: in laws and
+    verification. write_s: in appending tokens, stop rules and text. settle_s: in the cache. step_s: in all.
     drafted, accepted, emitted: tokens; emitted counts corrections and bonus tokens too.
     """
 
@@ -30,6 +31,10 @@ class StepRecord:
     requests: int
     draft_s: float
     pass_s: float
+    judge_s: float
+    write_s: float
+    settle_s: float
+    step_s: float
     drafted: int
     accepted: int
     emitted: int

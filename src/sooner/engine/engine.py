@@ -41,6 +41,19 @@ class Event:
     finish: FinishReason | None
 
 
+class _Clock:
+    """Where the time of one step goes, in seconds."""
+
+    def __init__(self) -> None:
+        self.began = self._last = time.perf_counter()
+        self.draft_s = self.pass_s = self.judge_s = self.write_s = self.settle_s = 0.0
+
+    def lap(self) -> float:
+        """Seconds since the last lap, or the beginning."""
+        last, self._last = self._last, time.perf_counter()
+        return self._last - last
+
+
 class Engine:
     """Serves requests on one target with one drafter.
 
@@ -48,6 +61,7 @@ class Engine:
     detokenizer, encode: from tokens to text and, without special tokens, back; needed for stop strings
         and bad words only. compile_grammar: from structured outputs to a constraint.
     context_limit: most tokens of prompt and text together; the target's own limit by default.
+    watch: told of every step, when set; it must not raise.
     """
 
     def __init__(
@@ -78,6 +92,7 @@ class Engine:
         self._eos = frozenset(token for token in eos_ids if 0 <= token < model.vocab_size)
         self._detokenizer, self._encode, self._compile = detokenizer, encode, compile_grammar
         self._ids = itertools.count()
+        self.watch: Callable[[StepRecord], None] | None = None
 
     @property
     def busy(self) -> bool:
@@ -125,17 +140,22 @@ class Engine:
         shares = self._scheduler.plan()
         if not shares:
             return []
-        began = time.perf_counter()
+        clock = _Clock()
         drafts = self._draft(shares)
+        clock.draft_s = clock.lap()
         step = pack([self._segment(share, draft) for share, draft in zip(shares, drafts, strict=True)])
-        drafted = time.perf_counter()
+        clock.lap()
         out = self.model.forward(step, rows=step.law_rows, taps=self.guard.drafter.taps)
-        passed = time.perf_counter()
+        clock.pass_s = clock.lap()
         judged = judge([share.request for share in shares], step, out.logits)
-        events, outcomes = self._apply(shares, step, judged, out.features)
+        clock.judge_s = clock.lap()
+        events, outcomes = self._apply(shares, step, judged, out.features, clock)
         self.guard.observe(outcomes)
         self._retire(events)
-        self.controller.observe(_record(step, outcomes, drafted - began, passed - drafted))
+        record = _record(step, outcomes, clock)
+        self.controller.observe(record)
+        if self.watch is not None:
+            self.watch(record)
         return events
 
     def check(self) -> None:
@@ -172,7 +192,7 @@ class Engine:
         return Segment(request.lane, request.held, certain, draft, law=share.whole, scored=scored)
 
     def _apply(
-        self, shares: Sequence[Share], step: Step, judged: Judged, features: Tensor | None
+        self, shares: Sequence[Share], step: Step, judged: Judged, features: Tensor | None, clock: _Clock
     ) -> tuple[list[Event], list[Outcome]]:
         """Write the verdicts into the requests and settle their lanes."""
         events, outcomes = [], []
@@ -183,7 +203,9 @@ class Engine:
             taken = 0 if verdict is None else _write(request, segment.draft, verdict, now)
             request.logprobs += judged.logprobs(request, step, s, taken)
             request.prompt_logprobs += judged.prompt_logprobs(request, step, s)
+            clock.write_s += clock.lap()
             request.held = self.model.lanes.settle(segment.lane, request.tokens[:-1])
+            clock.settle_s += clock.lap()
             new = tuple(request.tokens[len(request.tokens) - taken :])
             seen = None if features is None else features[step.offsets[s] : step.offsets[s + 1]]
             accepted = 0 if verdict is None else min(len(verdict.path), taken)
@@ -283,12 +305,16 @@ def _why_broken(request: Request) -> str:
     return f"the model's logits are not finite {place}, so there is no next token; try a wider dtype (float32)."
 
 
-def _record(step: Step, outcomes: Sequence[Outcome], draft_s: float, pass_s: float) -> StepRecord:
+def _record(step: Step, outcomes: Sequence[Outcome], clock: _Clock) -> StepRecord:
     return StepRecord(
         rows=step.offsets[-1],
         requests=len(outcomes),
-        draft_s=draft_s,
-        pass_s=pass_s,
+        draft_s=clock.draft_s,
+        pass_s=clock.pass_s,
+        judge_s=clock.judge_s,
+        write_s=clock.write_s,
+        settle_s=clock.settle_s,
+        step_s=time.perf_counter() - clock.began,
         drafted=sum(o.drafted for o in outcomes),
         accepted=sum(o.accepted for o in outcomes),
         emitted=sum(len(o.tokens) for o in outcomes),

@@ -6,11 +6,14 @@ machine does meanwhile hits all of them alike.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from sooner.control.protocol import StepRecord
 from sooner.errors import ConfigError, RequestError, unknown
 from sooner.llm import LLM
+from sooner.measure.profile import Split, split
 from sooner.measure.workload import Question
 from sooner.model.load import Loaded, load
 from sooner.model.plain import PlainModel
@@ -29,7 +32,7 @@ class Run:
 
     first: how many of the tokens came with the prompt's pass. steps: passes that gave tokens, that one
     included. drafted, accepted: guesses verified and delivered, None where nobody counts them.
-    prompt_s, decode_s: seconds up to the first tokens, and from there to the last.
+    prompt_s, decode_s: seconds up to the first tokens, and from there to the last. split: where they went.
     """
 
     tokens: tuple[int, ...]
@@ -39,6 +42,7 @@ class Run:
     accepted: int | None
     prompt_s: float
     decode_s: float
+    split: Split | None = None
 
 
 Contender = Callable[[Sequence[int], SamplingParams], Run]
@@ -187,14 +191,20 @@ def _measured(repeats: Sequence[Run], expected: tuple[int, ...] | None) -> Measu
 def _ours(llm: LLM) -> Contender:
     def run(prompt: Sequence[int], params: SamplingParams) -> Run:
         first = 0
+        records: list[StepRecord] = []
+        llm.engine.watch = records.append
+        began = time.perf_counter()
         for chunk in llm.stream(prompt, params):
             first = first or len(chunk.token_ids)
             if chunk.result is not None:
                 done = chunk.result
+        wall_s = time.perf_counter() - began
+        llm.engine.watch = None
         if done.finish_reason == "error":
             raise RequestError(str(done.error))
         s = done.stats
-        return Run(done.token_ids, first, s.steps, s.drafted, s.accepted, s.prompt_s, s.decode_s)
+        parts = split(records, wall_s)
+        return Run(done.token_ids, first, s.steps, s.drafted, s.accepted, s.prompt_s, s.decode_s, parts)
 
     return run
 

@@ -12,11 +12,17 @@ import torch
 from rich.table import Table
 
 from sooner.measure.bench import BASELINE, Comparison, Measured, Run
+from sooner.measure.profile import Split
 
 FORMULAS = (
     "tok/s = tokens after the prompt's pass / seconds after it (all prompts together); ratio = tok/s over that of "
     "none, same prompts; tokens per step = tokens / passes of the target; acceptance = accepted / drafted tokens; "
     "equal = texts whose tokens are those of none"
+)
+
+PROFILE = (
+    "share of the wall time of all texts, and ms a step; text = appending tokens, stop rules, detokenising; "
+    "streaming = between steps"
 )
 
 
@@ -168,6 +174,34 @@ def tables(drafts: Mapping[str, Row]) -> Iterator[Table]:
         shown = [f"{_show(f.ratio, '.2f')}, {_show(f.own.tokens_per_step, '.2f')}" for f in each]
         parts.add_row(group, str(base.prompts), *shown)
     yield parts
+
+
+def splits(comparison: Comparison) -> dict[str, Split]:
+    """Where the time of every contender went; transformers does not say."""
+    found = {}
+    for name, measured in comparison.runs.items():
+        parts = [one.run.split for one in measured if one.run.split is not None]
+        if len(parts) == len(measured):
+            found[name] = sum(parts, Split())
+    return found
+
+
+def profile(parts: Mapping[str, Split]) -> Table:
+    """Share of the wall time, and milliseconds a step, of everything a text takes."""
+    table = Table(title="where the time goes", title_justify="left", caption=PROFILE, caption_justify="left")
+    table.add_column("")
+    for name in parts:
+        table.add_column(name, justify="right", overflow="fold")
+    for part in Split().parts():
+        table.add_row(part, *(_part(one.parts()[part], one) for one in parts.values()))
+    table.add_section()
+    table.add_row("outside the pass", *(_part(one.wall_s - one.pass_s, one) for one in parts.values()))
+    return table
+
+
+def _part(seconds: float, whole: Split) -> str:
+    share = seconds / whole.wall_s if whole.wall_s else 0.0
+    return f"{share:.1%} {1000 * seconds / max(whole.steps, 1):7.3f} ms"
 
 
 def _round(value: float | None, digits: int) -> float | None:

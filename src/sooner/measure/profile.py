@@ -1,0 +1,74 @@
+"""Where the time of a text goes: the target's pass, and everything around it. Measures nothing itself."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, fields
+
+from sooner.control.protocol import StepRecord
+
+
+@dataclass(frozen=True, slots=True)
+class Split:
+    """Seconds, summed over the steps of one text or of many.
+
+    wall_s: from asking for a text to its last piece. pass_s: passes of the target. draft_s: drafting. judge_s:
+    laws and verification. write_s: appending tokens, stop rules, detokenising. settle_s: the cache.
+    step_s: whole steps.
+    """
+
+    steps: int = 0
+    wall_s: float = 0.0
+    step_s: float = 0.0
+    pass_s: float = 0.0
+    draft_s: float = 0.0
+    judge_s: float = 0.0
+    write_s: float = 0.0
+    settle_s: float = 0.0
+
+    @property
+    def schedule_s(self) -> float:
+        """What a step does besides: planning, packing, telling drafter and controller."""
+        return self.step_s - self.pass_s - self.draft_s - self.judge_s - self.write_s - self.settle_s
+
+    @property
+    def stream_s(self) -> float:
+        """What happens between steps: taking the request in, and handing the pieces out."""
+        return self.wall_s - self.step_s
+
+    @property
+    def outside(self) -> float:
+        """(wall_s - pass_s) / wall_s."""
+        return 1 - self.pass_s / self.wall_s if self.wall_s else 0.0
+
+    def __add__(self, other: Split) -> Split:
+        return Split(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
+
+    def parts(self) -> dict[str, float]:
+        """Every part of the wall time by what it is, in seconds; they sum to wall_s."""
+        return {
+            "target's pass": self.pass_s,
+            "drafting": self.draft_s,
+            "law and verify": self.judge_s,
+            "scheduler": self.schedule_s,
+            "cache": self.settle_s,
+            "text": self.write_s,
+            "streaming": self.stream_s,
+        }
+
+    def as_dict(self) -> dict[str, object]:
+        """Plain values for JSON."""
+        derived = {"schedule_s": self.schedule_s, "stream_s": self.stream_s, "outside": self.outside}
+        return {name: round(value, 6) for name, value in (asdict(self) | derived).items()}
+
+
+def split(records: Sequence[StepRecord], wall_s: float) -> Split:
+    """The split of one text that took `wall_s` seconds and these steps."""
+    return Split(
+        len(records),
+        wall_s,
+        *(
+            sum(getattr(record, name) for record in records)
+            for name in ("step_s", "pass_s", "draft_s", "judge_s", "write_s", "settle_s")
+        ),
+    )
