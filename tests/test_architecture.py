@@ -20,7 +20,9 @@ TABLE: dict[str, set[str]] = {
     "config": {"errors"},
     "core": {"core"},
     "model": {"model", "core"},
-    "draft": {"draft", "model.protocol", "model.lanes", "core"},
+    "heads": {"heads"},
+    # model.linear: the heads' products are packed as the target's are.
+    "draft": {"draft", "heads", "model.protocol", "model.lanes", "model.linear", "core"},
     "control": {"control"},
     "engine": {"engine", "control", "draft.protocol", "model.protocol", "core"},
     "llm": {"engine", "model.load", "model.protocol", "model.pull", "draft.registry", "draft.protocol", "control"},
@@ -45,6 +47,7 @@ TABLE: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "core": {"torch"},
     "control": set(),
+    "heads": {"torch", "safetensors"},
     "draft": {"torch", "numpy", "numba"},
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},

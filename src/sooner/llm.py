@@ -28,7 +28,7 @@ from sooner.params import SamplingParams
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
-DEFAULT_K = {"lookup": 8, "suffix": 8, "model": 5, "self": 5, "early-exit": 4}
+DEFAULT_K = {"lookup": 8, "suffix": 8, "model": 5, "self": 5, "early-exit": 4, "medusa": 5}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,6 +77,7 @@ class LLM:
     width: most children of one node; above 1 the draft is a tree of up to k * width nodes.
     dtype, device, runtime, quantize: see `sooner.model.load.load`. draft_dtype: that of a draft model, the
         target's by default.
+    allow_pickles: read draft heads from .pt and .bin files too; they hold tensors only, or are refused.
     controller: a policy of its own instead of k and width.
 
     Safe to use from several threads; calls that overlap share the passes.
@@ -97,8 +98,9 @@ class LLM:
         context_limit: int | None = None,
         controller: Controller | None = None,
         config: EngineConfig | None = None,
+        allow_pickles: bool = False,
     ) -> None:
-        spec = registry.parse(draft) if isinstance(draft, str) else None
+        spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
         budget = _budget(spec.name if spec else "", k, width)
         if isinstance(model, str):
             model = loading.load(model, dtype=dtype, device=device, runtime=runtime, quantize=quantize)
@@ -118,7 +120,7 @@ class LLM:
             return drafted.model
 
         if spec is not None:
-            drafter = registry.make(spec, self.target.model.vocab_size, load_draft)
+            drafter = registry.make(spec, self.target.model, load_draft)
         elif isinstance(draft, Drafter):
             drafter = draft
         else:

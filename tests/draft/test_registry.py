@@ -11,7 +11,7 @@ from sooner.draft.model import ModelDrafter
 from sooner.draft.none import NoDrafter
 from sooner.draft.registry import NAMES, Spec, make, parse
 from sooner.draft.suffix import SuffixDrafter
-from sooner.errors import ConfigError
+from sooner.errors import ConfigError, DraftError
 from sooner.model.protocol import Model
 from sooner.testing import ToyModel
 
@@ -27,6 +27,7 @@ def no_model(spec: Spec) -> Model:
         ("lookup", Spec("lookup")),
         ("suffix", Spec("suffix")),
         ("suffix:1000000", Spec("suffix", "1000000")),
+        ("medusa:heads", Spec("medusa", "heads")),
         ("model:small", Spec("model", "small")),
         ("model:/a folder/with:colon", Spec("model", "/a folder/with:colon")),
         ("model:owner/name", Spec("model", "owner/name")),
@@ -52,6 +53,7 @@ def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None
         ("suffix:", "write suffix or suffix:TOKENS"),
         ("suffix:many", "write suffix or suffix:TOKENS"),
         ("none:", "draft 'none' takes no argument"),
+        ("medusa", "write medusa:FOLDER"),
         ("model", "write model:FOLDER or model:NAME"),
         ("model:", "write model:FOLDER or model:NAME"),
         ("self", "write self:int8 or self:int4"),
@@ -64,7 +66,7 @@ def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None
 )
 def test_a_wrong_specification_is_told_what_is_right(text: str, named: str) -> None:
     with pytest.raises(ConfigError) as caught:
-        make(parse(text), 17, no_model)
+        make(parse(text), ToyModel(17), no_model)
     assert named in str(caught.value)
 
 
@@ -75,9 +77,9 @@ def test_every_name_is_listed_to_whoever_mistypes_one() -> None:
 
 
 def test_names_make_their_drafters() -> None:
-    assert isinstance(make(parse("none"), 17, no_model), NoDrafter)
-    assert isinstance(make(parse("lookup"), 17, no_model), LookupDrafter)
-    assert isinstance(make(parse("suffix:100"), 17, no_model), SuffixDrafter)
+    assert isinstance(make(parse("none"), ToyModel(17), no_model), NoDrafter)
+    assert isinstance(make(parse("lookup"), ToyModel(17), no_model), LookupDrafter)
+    assert isinstance(make(parse("suffix:100"), ToyModel(17), no_model), SuffixDrafter)
     asked: list[Spec] = []
 
     def load(spec: Spec) -> Model:
@@ -85,13 +87,18 @@ def test_names_make_their_drafters() -> None:
         return ToyModel()
 
     for text in ("model:small", "self:int8", "early-exit:2"):
-        drafter = make(parse(text), 17, load)
+        drafter = make(parse(text), ToyModel(17), load)
         assert isinstance(drafter, ModelDrafter)
         assert drafter.name == asked[-1].name
     assert [str(spec) for spec in asked] == ["model:small", "self:int8", "early-exit:2"]
 
 
+def test_heads_need_a_target_that_shares_its_own() -> None:
+    with pytest.raises(DraftError, match="draft 'medusa' shares the target's LM head, and this target has none"):
+        make(parse("medusa:heads"), ToyModel(17), no_model)
+
+
 def test_a_drafter_whose_library_is_missing_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "sooner.draft.suffix", None)
     with pytest.raises(ConfigError, match=r'draft .suffix. needs numba: pip install "sooner\[suffix\]"'):
-        make(parse("suffix"), 17, no_model)
+        make(parse("suffix"), ToyModel(17), no_model)

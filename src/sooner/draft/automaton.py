@@ -22,7 +22,7 @@ _SOURCE, _TOKEN, _TARGET, _NEXT = 0, 1, 2, 3  # of an edge
 _STATES, _EDGES = 0, 1  # how many there are, in `sizes`
 _FULL = 0.8  # of the hash table
 _REACH = 64  # suffixes of the new end whose counts go up with a token
-_SCAN = 64  # edges of a state that are looked at for continuations
+_SCAN = 32  # edges of a state that are looked at for continuations
 _LEVELS = 4  # suffixes of a context that may vote on what follows
 _FRONTIER = 256  # nodes under consideration
 
@@ -178,31 +178,39 @@ def _match(states: Array, edges: Array, slots: Array, tokens: Array) -> tuple[in
 
 
 @_compiled
-def _offer(
-    states: Array, edges: Array, trust: Array, least: float, node: int, score: float, front: Array, scores: Array
-) -> int:
-    """Put what may follow `node` (its context is the last row of `front`) into the frontier; returns its size.
+def _listen(states: Array, edges: Array, state: int, heard: Array) -> tuple[int, int]:
+    """What followed a state, into `heard`: tokens, targets, counts. How many there are, and all their counts."""
+    total, count, edge = 0, 0, states[state, _FIRST]
+    while edge >= 0 and count < _SCAN:
+        target = edges[edge, _TARGET]
+        heard[count, 0], heard[count, 1], heard[count, 2] = edges[edge, _TOKEN], target, states[target, _COUNT]
+        total += heard[count, 2]
+        count, edge = count + 1, edges[edge, _NEXT]
+    if edge >= 0:  # there are more; the state's own count is that of all
+        total = max(total, states[state, _COUNT])
+    return count, total
 
-    A context of length l is trusted with trust[l]; the rest goes to its next shorter suffix, and so on.
+
+@_compiled
+def _offer(
+    states: Array, edges: Array, trust: Array, least: float, levels: int, begin: int, front: Array, scores: Array,
+    heard: Array,
+) -> int:  # fmt: skip
+    """Put what may follow a node into the frontier, from `begin` on; returns the frontier's size.
+
+    The last row of `front` is the node, its state and the length of its match, with its score. A context of length
+    l is trusted with trust[l]; the rest goes to its next shorter suffix, and so on for `levels` that have anything
+    to say.
     """
-    size, state, length = front[-1, 0], front[-1, 1], front[-1, 2]
-    begin = size
-    heard = np.empty((_SCAN, 3), dtype=np.int64)  # tokens, targets and counts
-    for _ in range(_LEVELS):
+    size = begin
+    node, state, length, score = front[-1, 0], front[-1, 2], front[-1, 3], scores[-1]
+    while levels > 0 and state != ROOT:
         sure = score * trust[min(length, len(trust) - 1)]
-        if state == ROOT or sure < least:
+        if sure < least:
             break
-        total, count, edge = 0, 0, states[state, _FIRST]
-        while edge >= 0 and count < _SCAN:
-            target = edges[edge, _TARGET]
-            heard[count, 0], heard[count, 1], heard[count, 2] = edges[edge, _TOKEN], target, states[target, _COUNT]
-            total += heard[count, 2]
-            count, edge = count + 1, edges[edge, _NEXT]
-        if edge >= 0:  # there are more; the state's own count is that of all
-            total = max(total, states[state, _COUNT])
+        count, total = _listen(states, edges, state, heard)
         for i in range(count):
-            share = sure * heard[i, 2] / total
-            at = begin
+            share, at = sure * heard[i, 2] / total, begin
             while at < size and front[at, 1] != heard[i, 0]:
                 at += 1
             if at < size:
@@ -218,40 +226,48 @@ def _offer(
                 size += 1
         if count > 0:
             score -= sure
+            levels -= 1
         state = states[state, _LINK]
         length = states[state, _LEN]
-    return int(size)
+    return size
 
 
 @_compiled
 def _best_first(
-    states: Array, edges: Array, trust: Array, state: int, length: int, limits: Array, least: float
+    states: Array,
+    edges: Array,
+    trust: Array,
+    state: int,
+    length: int,
+    depth: int,
+    width: int,
+    nodes: int,
+    least: float,
 ) -> tuple[Array, Array]:
-    """Nodes in the order of their scores: [n, 2] tokens and parents, [n] scores. limits: depth, width, nodes."""
-    depth, width, nodes = limits[0], limits[1], limits[2]
+    """Nodes in the order of their scores: [n, 2] tokens and parents, [n] scores."""
     made = np.empty((nodes, 2), dtype=np.int64)
     likely = np.empty(nodes, dtype=np.float64)
-    below = np.zeros(nodes + 1, dtype=np.int64)  # children; of the root at the end
-    deep = np.zeros(nodes + 1, dtype=np.int64)
-    # Rows of the frontier: parent, token, state, length; the last one hands the context to _offer.
-    front = np.empty((_FRONTIER + 1, 4), dtype=np.int64)
+    below = np.zeros((nodes + 1, 2), dtype=np.int64)  # children and depth; the root's are last
+    front = np.empty((_FRONTIER + 1, 4), dtype=np.int64)  # parent, token, state, length of the match
     scores = np.empty(_FRONTIER + 1, dtype=np.float64)
-    front[-1, 0], front[-1, 1], front[-1, 2] = 0, state, length
-    size, count = _offer(states, edges, trust, least, -1, 1.0, front, scores), 0
+    heard = np.empty((_SCAN, 3), dtype=np.int64)
+    levels = _LEVELS if width > 1 else 1
+    front[-1, 0], front[-1, 2], front[-1, 3], scores[-1] = -1, state, length, 1.0
+    size, count = _offer(states, edges, trust, least, levels, 0, front, scores, heard), 0
     while size > 0 and count < nodes:
         best = scores[:size].argmax()
-        parent, token, state, length = front[best, 0], front[best, 1], front[best, 2], front[best, 3]
-        score = scores[best]
+        front[-1], scores[-1] = front[best], scores[best]
         size -= 1
         front[best], scores[best] = front[size], scores[size]
-        if below[parent] >= width:
+        parent = front[-1, 0]
+        if below[parent, 0] >= width:
             continue
-        below[parent] += 1
-        deep[count] = deep[parent] + 1
-        made[count, 0], made[count, 1], likely[count] = token, parent, score
-        if deep[count] < depth:
-            front[-1, 0], front[-1, 1], front[-1, 2] = size, state, length
-            size = _offer(states, edges, trust, least, count, score, front, scores)
+        below[parent, 0] += 1
+        below[count, 1] = below[parent, 1] + 1
+        made[count, 0], made[count, 1], likely[count] = front[-1, 1], parent, scores[-1]
+        front[-1, 0] = count
+        if below[count, 1] < depth:
+            size = _offer(states, edges, trust, least, levels, size, front, scores, heard)
         count += 1
     return made[:count], likely[:count]
 
@@ -314,8 +330,6 @@ class Automaton:
         trust: how likely what follows a context of length l is among what followed it before. limits: depth,
         width, nodes. least: no node with a lower score.
         """
-        nodes, scores = _best_first(
-            self._states, self._edges, trust, state, length, np.array(limits, dtype=np.int64), least
-        )
+        nodes, scores = _best_first(self._states, self._edges, trust, state, length, *limits, least)
         tokens, parents = nodes.T.tolist()
         return tokens, parents, scores.tolist()

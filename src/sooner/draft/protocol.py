@@ -10,7 +10,7 @@ from torch import Tensor
 
 from sooner.config import Budget
 from sooner.core.edit import LawParams, Past
-from sooner.core.tree import Draft
+from sooner.core.tree import EMPTY, Draft
 from sooner.core.verify import Rule
 
 
@@ -43,6 +43,7 @@ class Outcome:
 
     tokens: the new certain tokens, accepted guesses first; `accepted` says how many were guesses.
     features: [rows, len(taps), H] of the segment's rows (certain tokens, then nodes), or None.
+    draft: what was verified; it may differ from what was proposed (a grammar puts forced tokens first).
     """
 
     request_id: str
@@ -50,6 +51,7 @@ class Outcome:
     accepted: int
     drafted: int
     features: Tensor | None = None
+    draft: Draft = EMPTY
 
 
 @runtime_checkable

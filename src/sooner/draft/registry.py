@@ -6,19 +6,22 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sooner.draft.lookup import LookupDrafter
+from sooner.draft.medusa import MedusaDrafter
 from sooner.draft.model import ModelDrafter
 from sooner.draft.none import NoDrafter
 from sooner.draft.protocol import Drafter
-from sooner.errors import ConfigError, unknown
-from sooner.model.protocol import Model
+from sooner.errors import ConfigError, DraftError, unknown
+from sooner.heads import medusa as medusa_files
+from sooner.model.protocol import Ends, Model, WithEnds
 
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A drafter as the user wrote it: `name` or `name:argument`."""
+    """A drafter as the user wrote it: `name` or `name:argument`. pickles: its files may be pickles."""
 
     name: str
     argument: str | None = None
+    pickles: bool = False
 
     def __str__(self) -> str:
         return self.name if self.argument is None else f"{self.name}:{self.argument}"
@@ -29,19 +32,19 @@ LoadModel = Callable[[Spec], Model]
 self:KIND: the target's own weights at fewer bits; early-exit: its own first layers."""
 
 
-def _none(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+def _none(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     return NoDrafter()
 
 
-def _lookup(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+def _lookup(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     return LookupDrafter()
 
 
-def _model(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
-    return ModelDrafter(load(spec), vocab, name=spec.name)
+def _model(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    return ModelDrafter(load(spec), target.vocab_size, name=spec.name)
 
 
-def _suffix(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
+def _suffix(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     try:
         from sooner.draft.suffix import SuffixDrafter
     except ImportError as error:
@@ -54,22 +57,51 @@ def _suffix(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
     return SuffixDrafter(int(shared))
 
 
-_MAKERS: Mapping[str, Callable[[Spec, int, LoadModel], Drafter]] = {
+def _medusa(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    ends = _ends(spec, target)
+    heads = medusa_files.load(spec.argument or "", pickles=spec.pickles)
+    return MedusaDrafter(
+        heads.to(ends.embedding.device, ends.embedding.dtype),
+        ends.project,
+        layers=target.lanes.store.shape[0],
+        hidden=ends.embedding.shape[1],
+        vocab=target.vocab_size,
+    )
+
+
+def _ends(spec: Spec, target: Model) -> Ends:
+    if not isinstance(target, WithEnds):
+        raise DraftError(f"draft {spec.name!r} shares the target's LM head, and this target has none to share.")
+    return target.ends()
+
+
+_MAKERS: Mapping[str, Callable[[Spec, Model, LoadModel], Drafter]] = {
     "none": _none,
     "lookup": _lookup,
     "suffix": _suffix,
     "model": _model,
     "self": _model,
     "early-exit": _model,
+    "medusa": _medusa,
 }
-_ARGUED = ("suffix", "model", "self", "early-exit")  # those that take an argument
+_ARGUED = ("suffix", "model", "self", "early-exit", "medusa")  # those that take an argument
 NAMES = tuple(_MAKERS)
-FORMS = ("none", "lookup", "suffix", "suffix:TOKENS", "model:PATH", "self:int8", "self:int4", "early-exit[:N]")
+FORMS = (
+    "none",
+    "lookup",
+    "suffix",
+    "suffix:TOKENS",
+    "model:PATH",
+    "self:int8",
+    "self:int4",
+    "early-exit[:N]",
+    "medusa:FOLDER",
+)
 BITS = ("int8", "int4")
 
 
-def parse(text: str) -> Spec:
-    """Read one of FORMS. Raises ConfigError for anything else."""
+def parse(text: str, *, pickles: bool = False) -> Spec:
+    """Read one of FORMS. pickles: whether heads may be read from pickles. Raises ConfigError for anything else."""
     name, colon, argument = text.partition(":")
     if name not in _MAKERS:
         raise ConfigError(unknown("draft", name, FORMS))
@@ -77,12 +109,17 @@ def parse(text: str) -> Spec:
         raise ConfigError(f"draft {name!r} takes no argument, got {argument!r}.")
     if name in _CHECKS:
         _CHECKS[name](argument, bool(colon))
-    return Spec(name, argument if colon else None)
+    return Spec(name, argument if colon else None, pickles)
 
 
 def _model_argument(argument: str, given: bool) -> None:
     if not argument:
         raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")
+
+
+def _medusa_argument(argument: str, given: bool) -> None:
+    if not argument:
+        raise ConfigError("draft 'medusa' needs heads: write medusa:FOLDER.")
 
 
 def _self_argument(argument: str, given: bool) -> None:
@@ -100,9 +137,10 @@ _CHECKS: Mapping[str, Callable[[str, bool], None]] = {
     "model": _model_argument,
     "self": _self_argument,
     "early-exit": _early_exit_argument,
+    "medusa": _medusa_argument,
 }
 
 
-def make(spec: Spec, vocab: int, load: LoadModel) -> Drafter:
-    """The drafter of a specification, for a target with `vocab` logits."""
-    return _MAKERS[spec.name](spec, vocab, load)
+def make(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    """The drafter of a specification, for a target."""
+    return _MAKERS[spec.name](spec, target, load)

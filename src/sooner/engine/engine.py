@@ -209,7 +209,7 @@ class Engine:
             new = tuple(request.tokens[len(request.tokens) - taken :])
             seen = None if features is None else features[step.offsets[s] : step.offsets[s + 1]]
             accepted = 0 if verdict is None else min(len(verdict.path), taken)
-            outcomes.append(Outcome(request.id, new, accepted, len(segment.draft), seen))
+            outcomes.append(Outcome(request.id, new, accepted, len(segment.draft), seen, segment.draft))
             if new or request.finish is not None:
                 events.append(Event(request, new, request.writer.take(), request.finish))
         return events, outcomes

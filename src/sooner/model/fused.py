@@ -16,11 +16,12 @@ import torch
 from torch import Tensor, nn
 
 from sooner.core.step import Step
+from sooner.errors import ModelError
 from sooner.model import attention
 from sooner.model.hf import context_limit, pad_rows
 from sooner.model.lanes import LaneCache, staged_parents
-from sooner.model.linear import Linear, pack
-from sooner.model.protocol import Output
+from sooner.model.linear import Dense, Linear, pack
+from sooner.model.protocol import Ends, Output
 
 # A single bfloat16 row is rounded otherwise than several (see Linear), and packed products of one to three
 # rows take longer than of four (measured: 31 ms a pass against 26 ms).
@@ -111,6 +112,7 @@ class FusedModel:
         self._head = pack(
             [module.get_output_embeddings().weight], [getattr(module.lm_head, "bias", None)], quantize and "int8"
         )
+        self._tied = module.get_output_embeddings().weight is self._embed.weight
         self.lanes = LaneCache(len(self._blocks), self._kv_heads, self._dim, self._embed.weight.dtype, self.device)
 
     @torch.no_grad()
@@ -135,6 +137,20 @@ class FusedModel:
             tokens = segment.certain + segment.draft.tokens
             self.lanes.stage(segment.lane, tokens, staged_parents(len(segment.certain), segment.draft.parents))
         return Output(logits, torch.stack([seen[tap] for tap in taps], dim=1) if taps else None)
+
+    def ends(self) -> Ends:
+        """What draft heads share with this model."""
+        embedding = self._embed.weight.detach()
+
+        def unpacked() -> Tensor:
+            if self._tied:
+                return embedding
+            if not isinstance(self._head, Dense):
+                raise ModelError("the LM head is quantised; a head is trained from weights that are not.")
+            weight: Tensor = self._head.weight.to_dense() if self._head.packed else self._head.weight
+            return weight
+
+        return Ends(embedding, self._norm.weight, self._head, unpacked)
 
     def _layer(
         self, block: Block, layer: int, x: Tensor, now: attention.Plan, tables: dict[str, tuple[Tensor, Tensor]]

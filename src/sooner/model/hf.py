@@ -19,7 +19,7 @@ from sooner.core.step import Step
 from sooner.errors import ModelError, unknown
 from sooner.model import attention
 from sooner.model.lanes import LaneCache, staged_parents
-from sooner.model.protocol import Output
+from sooner.model.protocol import Ends, Output
 
 NAME = "sooner"
 
@@ -195,6 +195,16 @@ class HFModel:
             self.lanes.stage(segment.lane, tokens, staged_parents(len(segment.certain), segment.draft.parents))
         features = torch.stack([result.hidden_states[tap][0, :count] for tap in taps], dim=1) if taps else None
         return Output(result.logits[0], features)
+
+    def ends(self) -> Ends:
+        """What draft heads share with this model."""
+        head = self._module.get_output_embeddings()
+        norm = getattr(getattr(self._module, "model", None), "norm", None)
+        weight = None if norm is None else norm.weight.detach()
+        if weight is not None and type(norm).__name__.startswith("Gemma"):
+            weight = weight + 1
+        embedding = self._module.get_input_embeddings().weight.detach()
+        return Ends(embedding, weight, head, lambda: head.weight.detach())
 
 
 def _first_layers(module: Any, count: int) -> Any:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
@@ -18,6 +18,28 @@ class Output:
 
     logits: Tensor
     features: Tensor | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The two ends of a model, for draft heads that share them.
+
+    embedding: [V, H]. norm: weight of the final norm, [H], or None. project: final, normalised states
+    [N, H] -> logits [N, V]. head: the LM head's weight [V, H]; a call, since it may have to be unpacked.
+    """
+
+    embedding: Tensor
+    norm: Tensor | None
+    project: Callable[[Tensor], Tensor]
+    head: Callable[[], Tensor]
+
+
+@runtime_checkable
+class WithEnds(Protocol):
+    """A model that lets draft heads share its embedding and LM head."""
+
+    def ends(self) -> Ends:
+        """What draft heads share with this model."""
 
 
 class Model(Protocol):

@@ -1,0 +1,1 @@
+"""Tests of draft heads and their files."""
