@@ -140,7 +140,7 @@ class FusedModel:
 
     def ends(self) -> Ends:
         """What draft heads share with this model."""
-        embedding = self._embed.weight.detach()
+        embedding: Tensor = self._embed.weight.detach()
 
         def unpacked() -> Tensor:
             if self._tied:
