@@ -39,8 +39,18 @@ TABLE: dict[str, set[str]] = {
         "core",
     },
     "cli": {"cli", "measure", "llm", "model.pull"},
+    "integrations": {
+        "integrations",
+        "engine",
+        "control",
+        "draft",
+        "model.borrowed",
+        "model.load",
+        "model.protocol",
+        "core",
+    },
     "testing": {"engine.guard", "draft.protocol", "model", "core"},
-    "__init__": {"llm", "engine", "draft.protocol", "core"},
+    "__init__": {"llm", "engine", "draft.protocol", "core", "integrations.transformers"},
     "__main__": {"cli"},
 }
 # Third-party packages each part may import, beyond the standard library.
@@ -52,6 +62,7 @@ OUTSIDE: dict[str, set[str]] = {
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},
     "measure": {"torch", "rich"},
+    "integrations": {"torch", "transformers"},
     "cli": {"typer", "rich", "click"},
     "testing": {"torch"},
 }

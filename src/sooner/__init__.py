@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from sooner.engine.logprobs import TokenLogprob
     from sooner.engine.stats import Acceptance
     from sooner.errors import ConfigError, DraftError, ModelError, RequestError, SoonerError
+    from sooner.integrations.transformers import generate, generate_batch
     from sooner.llm import LLM, Chunk, Result
     from sooner.params import SamplingParams
     from sooner.structured import StructuredOutputs
@@ -40,6 +41,8 @@ __all__ = [
     "SoonerError",
     "StructuredOutputs",
     "TokenLogprob",
+    "generate",
+    "generate_batch",
 ]
 
 # A name is imported when it is first used: importing torch takes seconds, and `sooner --help` needs none of it.
@@ -50,6 +53,7 @@ _HOMES = {
     "sooner.engine.logprobs": ("TokenLogprob",),
     "sooner.engine.stats": ("Acceptance",),
     "sooner.errors": ("ConfigError", "DraftError", "ModelError", "RequestError", "SoonerError"),
+    "sooner.integrations.transformers": ("generate", "generate_batch"),
     "sooner.llm": ("LLM", "Chunk", "Result"),
     "sooner.params": ("SamplingParams",),
     "sooner.structured": ("StructuredOutputs",),

@@ -26,6 +26,7 @@ from sooner.engine.judge import Judged, judge, wants_scores
 from sooner.engine.request import Request, law_params, new_request
 from sooner.engine.scheduler import Scheduler, Share
 from sooner.engine.stop import FinishReason, Piece, Writer
+from sooner.engine.watch import Watch
 from sooner.errors import ConfigError, DraftError, RequestError
 from sooner.model.protocol import Model
 from sooner.params import SamplingParams
@@ -99,9 +100,11 @@ class Engine:
         """Whether any request is waiting or running."""
         return bool(self._scheduler.waiting or self._scheduler.running)
 
-    def add(self, prompt: Sequence[int], params: SamplingParams, *, copy: int = 0) -> Request:
+    def add(
+        self, prompt: Sequence[int], params: SamplingParams, *, copy: int = 0, watch: Watch | None = None
+    ) -> Request:
         """Queue a request. Raises RequestError for a prompt that cannot be served, ConfigError for ids
-        outside the vocabulary. copy: which of the `n` texts of one prompt this is."""
+        outside the vocabulary. copy: which of the `n` texts of one prompt this is. watch: who looks on."""
         self._check_prompt(prompt)
         self._check_params(params)
         ends = frozenset(params.stop_token_ids) | (frozenset() if params.ignore_eos else self._eos)
@@ -115,6 +118,7 @@ class Engine:
         law = law_params(params, ends, self._bad_words(params))
         constraint = self._constraint(params)
         request = new_request(f"r{next(self._ids)}", prompt, params, writer, law, constraint, copy)
+        request.watch = watch
         request.tally.admitted = time.perf_counter()
         self._scheduler.add(request)
         return request
@@ -200,6 +204,8 @@ class Engine:
         for s, share in enumerate(shares):
             request, segment, verdict = share.request, step.segments[s], judged.verdicts[s]
             request.error = judged.errors.get(request.id)
+            if request.watch is not None and request.watch.wants_logits:
+                request.watch.logits(judged.chosen(step, s))
             taken = 0 if verdict is None else _write(request, segment.draft, verdict, now)
             request.logprobs += judged.logprobs(request, step, s, taken)
             request.prompt_logprobs += judged.prompt_logprobs(request, step, s)

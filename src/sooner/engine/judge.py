@@ -33,6 +33,13 @@ class Judged:
     laws: Law | None
     errors: Mapping[str, str]
 
+    def chosen(self, step: Step, s: int) -> Tensor:
+        """The model's logits of the root and the surviving nodes of segment s, [n, V]; n = 0 without a law."""
+        verdict, first = self.verdicts[s], step.law_starts[s]
+        if verdict is None or first is None:
+            return self.logits[:0]
+        return self.logits[[first, *(first + 1 + node for node in verdict.path)]]
+
     def logprobs(self, request: Request, step: Step, s: int, taken: int) -> list[TokenLogprob]:
         """Of the last `taken` tokens of the request of segment s, in the mode it asked for."""
         verdict, first = self.verdicts[s], step.law_starts[s]

@@ -14,6 +14,7 @@ from sooner.engine.history import History
 from sooner.engine.logprobs import TokenLogprob
 from sooner.engine.stats import Tally
 from sooner.engine.stop import FinishReason, Writer
+from sooner.engine.watch import Watch
 from sooner.params import MAX_SEED, SamplingParams
 
 
@@ -24,6 +25,7 @@ class Request:
     tokens: prompt and text so far. lane: its row of the target's cache, None while it waits.
     held: how many of `tokens` the lane holds; the next segment starts there.
     history: what penalties count; None where nothing acts on the logits. constraint: its grammar.
+    watch: who looks on, and may end the text.
     """
 
     id: str
@@ -42,6 +44,7 @@ class Request:
     logprobs: list[TokenLogprob] = field(default_factory=list)
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     error: str | None = None
+    watch: Watch | None = None
 
     @property
     def finish(self) -> FinishReason | None:
@@ -70,6 +73,8 @@ class Request:
                 self.constraint.advance((token,))
                 if self.constraint.ended:
                     self.writer.end("stop")
+            if self.watch is not None and self.watch.token(self.tokens):
+                self.writer.end("stop")
         return len(tokens)
 
 

@@ -1,0 +1,105 @@
+"""A caller's own transformers model behind the Model protocol, untouched. Knows nothing of requests or drafts.
+
+The modules are mirrored: new module objects around the *same* parameters and buffers, with copies of the
+configuration that name our attention. The caller's objects are only read, so there is nothing to put back
+after an exception or Ctrl-C, and the caller may use the model between (and during) our passes.
+"""
+
+from __future__ import annotations
+
+import copy
+import types
+from typing import Any
+
+from torch import nn
+from transformers import PreTrainedConfig
+
+from sooner.errors import ModelError
+from sooner.model import hf
+from sooner.model.hf import HFModel
+
+
+def borrow(module: Any) -> HFModel:
+    """A Model on the weights of `module`, whatever attention that was loaded with. Raises ModelError."""
+    check_model(module)
+    hf.register()
+    model = HFModel(mirror(module))
+    model.context_limit = _limit(module.config)
+    return model
+
+
+def mirror(module: Any) -> Any:
+    """The same tree of modules around the same tensors, set to our attention."""
+    configs: dict[int, Any] = {}
+    made: dict[int, nn.Module] = {}
+    for part in module.modules():
+        made[id(part)] = _shell(part, configs)
+    for part in module.modules():
+        twin = made[id(part)]
+        twin.__dict__["_modules"] = {
+            name: None if child is None else made[id(child)] for name, child in part._modules.items()
+        }
+    return made[id(module)]
+
+
+def check_model(module: Any) -> None:
+    """Raise ModelError for a family, a placement or a state that is not supported."""
+    hf.check_family(module.config)
+    devices = sorted({str(tensor.device) for tensor in module.parameters()})
+    if len(devices) > 1 or "meta" in devices:
+        raise ModelError(
+            f"the model's weights lie on {', '.join(devices)}; they must all be on one device. "
+            'Load it with device_map="cuda:0" (or "cpu"), without offloading.'
+        )
+    active = (p for p in module.modules() if isinstance(p, nn.Dropout) and p.training and p.p > 0)
+    if next(active, None) is not None:
+        raise ModelError("the model is in training mode and has dropout: its text is random. Call model.eval().")
+
+
+def _shell(part: nn.Module, configs: dict[int, Any]) -> nn.Module:
+    """A module of the same class with the same attributes, its own dictionaries and our configuration."""
+    twin = type(part).__new__(type(part))
+    own = dict(part.__dict__)
+    own["_parameters"], own["_buffers"] = dict(part._parameters), dict(part._buffers)
+    for name, value in part.__dict__.items():
+        if isinstance(value, PreTrainedConfig):
+            if id(value) not in configs:
+                configs[id(value)] = _ours(value)
+            own[name] = configs[id(value)]
+    if "forward" in own:
+        _rebind(part, twin, own)
+    twin.__dict__.update(own)
+    return twin
+
+
+def _ours(config: Any) -> Any:
+    """A copy of a configuration that names our attention."""
+    clone = copy.copy(config)
+    clone.__dict__["_attn_implementation_internal"] = hf.NAME
+    if clone._attn_implementation != hf.NAME:
+        raise ModelError("this version of transformers keeps the attention of a model in another place.")
+    return clone
+
+
+def _rebind(part: nn.Module, twin: nn.Module, own: dict[str, Any]) -> None:
+    """A forward that was put on the module itself must run on the twin, or it would run the caller's attention."""
+    forward = own["forward"]
+    if "_hf_hook" in own and "_old_forward" in own:  # accelerate's: it only moves inputs, and all is on one device
+        forward = own.pop("_old_forward")
+        own.pop("_hf_hook")
+    if isinstance(forward, types.MethodType) and forward.__self__ is part:
+        own["forward"] = types.MethodType(forward.__func__, twin)
+        return
+    raise ModelError(
+        f"the forward of a {type(part).__name__} was replaced by {type(forward).__name__} "
+        f"{getattr(forward, '__name__', forward)!r}, which cannot be followed. Undo that, or patch the class."
+    )
+
+
+def _limit(config: Any) -> int | None:
+    """Rotations go on beyond the trained length, as in transformers' generate; learned positions do not, and
+    neither may rotations that change with the length of the text."""
+    rope = getattr(config, "rope_parameters", None) or {}
+    kinds = {part.get("rope_type", "default") for part in [rope, *rope.values()] if isinstance(part, dict)}
+    fixed = bool(rope) and not kinds & {"dynamic", "longrope"}
+    return None if fixed else hf.context_limit(config)
