@@ -41,6 +41,7 @@ GREEDY: dict[str, dict[str, Any]] = {
     "watermark": {"watermarking_config": {"bias": 2.5, "seeding_scheme": "lefthash"}},
     "several": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 5, "eos_token_id": 14},
     "max_length": {"max_length": 41},
+    "assistant_early_exit": {"assistant_early_exit": 2, "assistant_confidence_threshold": 0.1},
     "max_matching_ngram_size": {"prompt_lookup_num_tokens": 4, "max_matching_ngram_size": 1},
 }
 
@@ -51,42 +52,30 @@ def test_a_keyword_acts_as_in_transformers(name: str) -> None:
     keywords = {"max_new_tokens": 24, "do_sample": False} | GREEDY[name]
     if "max_length" in keywords:
         del keywords["max_new_tokens"]
-    guessing = {
-        k: keywords.pop(k) for k in ("prompt_lookup_num_tokens", "max_matching_ngram_size") if k in keywords
-    }
+    guessing = {k: keywords.pop(k) for k in list(keywords) if k.startswith(("assistant", "prompt_", "max_match"))}
     plain, ours = both(model, batch(LENGTHS), guessing, **keywords)
     assert torch.equal(plain, ours)
     assert ours.sooner_stats.total.drafted > 0
 
 
 def test_a_processor_sees_the_ids_of_its_own_row_with_its_padding() -> None:
-    """What a processor could see in plain generate, it sees here; what it never could, it never does."""
+    """What a processor sees in plain generate, row by row, is what it sees here, and nothing else."""
     model, inputs = tiny("llama", "sdpa"), batch([2, 6, 4])
-    plain_rows: set[tuple[int, ...]] = set()
-    our_rows: set[tuple[int, ...]] = set()
+    keywords = {"max_new_tokens": 12, "do_sample": False, "eos_token_id": None}
+    seen: list[set[tuple[int, ...]]] = [set(), set()]
 
     def spy(rows: set[tuple[int, ...]]) -> LogitsProcessorList:
         def see(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
             rows.update(map(tuple, ids.tolist()))
-            return scores.roll(int(ids[0, -1]) % 3 if len(ids) == 1 else 0, dims=-1) if len(ids) == 1 else scores
+            return scores
 
         return LogitsProcessorList([see])
 
-    model.generate(
-        **inputs, max_new_tokens=12, do_sample=False, eos_token_id=None, logits_processor=spy(plain_rows)
-    )
-    never = LogitsProcessorList([lambda ids, scores: (our_rows.update(map(tuple, ids.tolist())), scores)[1]])
-    ours = sooner.generate(
-        model,
-        **inputs,
-        max_new_tokens=12,
-        do_sample=False,
-        eos_token_id=None,
-        draft="none",
-        logits_processor=never,
-    )
-    assert our_rows == plain_rows
-    assert ours.shape == (3, 18)
+    model.generate(**inputs, **keywords, logits_processor=spy(seen[0]))
+    sooner.generate(model, **inputs, **keywords, draft="none", logits_processor=spy(seen[1]))
+    assert seen[0] == seen[1]
+    sooner.generate(model, **inputs, **keywords, assistant_model=model, logits_processor=spy(seen[1]))
+    assert seen[0] == seen[1], "guesses that are right bring no other ids"
 
 
 def test_a_prefix_function_is_asked_by_the_place_of_its_prompt() -> None:

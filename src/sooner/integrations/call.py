@@ -42,7 +42,6 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("dola_layers", (None,), "DoLa decoding"),
     ("use_mtp", (None, False), "multi-token prediction"),
     ("speculation_type", (None,), "this kind of speculation"),
-    ("assistant_early_exit", (None,), "early exit"),
     ("assistant_ensemble_weight", (None,), "ensemble verification (it changes the distribution)"),
     ("cache_implementation", (None, "dynamic"), "a cache of another kind (ours are lanes, which can be cut)"),
     ("output_attentions", (None, False), "returning attentions"),

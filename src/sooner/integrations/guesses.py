@@ -17,7 +17,7 @@ from sooner.model import load as loading
 from sooner.model.borrowed import borrow
 from sooner.model.protocol import Model
 
-DEFAULT_K = 8
+DEFAULT_K = {"model": 5, "early-exit": 4}  # 8 for those that copy
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
@@ -40,39 +40,49 @@ class Wishes:
             raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {self.k!r}.")
 
 
-def choose(wishes: Wishes, config: Any, vocab: int) -> tuple[Drafter, Budget]:
-    """The drafter and its budget. config: the GenerationConfig. vocab: width of the target's logits."""
+def choose(wishes: Wishes, config: Any, target: Model) -> tuple[Drafter, Budget]:
+    """The drafter and its budget. config: the GenerationConfig."""
     if not isinstance(wishes.draft, str):
-        return wishes.draft, _chain(wishes.k, DEFAULT_K)
+        return wishes.draft, _chain(wishes.k, 8)
     if wishes.draft != "auto":
-        return _named(wishes, config, vocab), _chain(wishes.k, DEFAULT_K)
+        return _named(wishes, target)
     if wishes.assistant is not None:
-        drafter = _assistant(wishes, config, vocab)
-        most = MAX_K if isinstance(drafter, Scheduled) else int(config.num_assistant_tokens)
-        return drafter, _chain(wishes.k, most)
+        drafter = _assistant(wishes, config, target.vocab_size)
+        return drafter, _assisted(wishes, config, drafter)
+    if config.assistant_early_exit is not None:
+        early = loading.first_layers(target, int(config.assistant_early_exit))
+        exiting = ModelDrafter(early, target.vocab_size, confidence=_confidence(config), name="early-exit")
+        drafter = _scheduled(exiting, config)
+        return drafter, _assisted(wishes, config, drafter)
     if config.prompt_lookup_num_tokens is not None:
         count = int(config.prompt_lookup_num_tokens)
         longest = int(config.max_matching_ngram_size or 2)
         return LookupDrafter(longest=longest, weak=max(count, 1)), _chain(wishes.k, count)
-    return LookupDrafter(), _chain(wishes.k, DEFAULT_K)
+    return LookupDrafter(), _chain(wishes.k, 8)
 
 
-def _named(wishes: Wishes, config: Any, vocab: int) -> Drafter:
+def _named(wishes: Wishes, target: Model) -> tuple[Drafter, Budget]:
     text = str(wishes.draft)
     if text.partition(":")[0] not in registry.NAMES:
-        raise ConfigError(unknown("draft", text, ("auto", *registry.NAMES)))
+        raise ConfigError(unknown("draft", text, ("auto", *registry.FORMS)))
+    spec = registry.parse(text)
 
-    def load_draft(name: str) -> Model:
+    def load_draft(wanted: registry.Spec) -> Model:
+        name = wanted.argument or ""
+        if wanted.name == "early-exit":
+            return loading.first_layers(target, int(name) if name else None)
+        if wanted.name == "self":
+            raise ConfigError(f"draft {text!r} would be a second copy of the weights; use sooner.LLM for that.")
         loaded = loading.load(name)
         if wishes.tokenizer is not None:
             loading.check_same_tokens(wishes.tokenizer, loaded.tokenizer, ("the target", name))
         return loaded.model
 
-    return registry.make(registry.parse(text), vocab, load_draft)
+    return registry.make(spec, target.vocab_size, load_draft), _chain(wishes.k, DEFAULT_K.get(spec.name, 8))
 
 
 def _assistant(wishes: Wishes, config: Any, vocab: int) -> Drafter:
-    """The assistant's own copy of nothing: its weights are borrowed like the target's."""
+    """The assistant's weights are borrowed like the target's."""
     try:
         model = borrow(wishes.assistant)
     except ModelError as error:
@@ -84,11 +94,23 @@ def _assistant(wishes: Wishes, config: Any, vocab: int) -> Drafter:
             f"the assistant's vocabulary ({model.vocab_size}) is not the target's ({vocab}). If only padding "
             "differs, pass tokenizer= and assistant_tokenizer= so that this can be checked."
         )
-    drafter = ModelDrafter(model, vocab, confidence=float(config.assistant_confidence_threshold or 0.0))
+    return _scheduled(ModelDrafter(model, vocab, confidence=_confidence(config)), config)
+
+
+def _scheduled(drafter: Drafter, config: Any) -> Drafter:
     schedule = config.num_assistant_tokens_schedule or "constant"
     if schedule not in SCHEDULES:
         raise ConfigError(unknown("num_assistant_tokens_schedule", schedule, SCHEDULES))
     return drafter if schedule == "constant" else Scheduled(drafter, int(config.num_assistant_tokens))
+
+
+def _assisted(wishes: Wishes, config: Any, drafter: Drafter) -> Budget:
+    """A schedule of its own is bound by the engine's limit alone."""
+    return _chain(wishes.k, MAX_K if isinstance(drafter, Scheduled) else int(config.num_assistant_tokens))
+
+
+def _confidence(config: Any) -> float:
+    return float(config.assistant_confidence_threshold or 0.0)
 
 
 def _chain(k: int | None, default: int) -> Budget:

@@ -195,7 +195,7 @@ def _run(
     model: Any, wishes: Wishes, config: Any, calls: Sequence[run.Prepared], lanes: int
 ) -> tuple[list[run.Written], CallStats]:
     target = borrow(model)
-    drafter, budget = choose(wishes, config, target.vocab_size)
+    drafter, budget = choose(wishes, config, target)
     return run.run(target, drafter, budget, calls, lanes)
 
 
