@@ -78,7 +78,7 @@ def _named(wishes: Wishes, target: Model) -> tuple[Drafter, Budget]:
             loading.check_same_tokens(wishes.tokenizer, loaded.tokenizer, ("the target", name))
         return loaded.model
 
-    return registry.make(spec, target.vocab_size, load_draft), _chain(wishes.k, DEFAULT_K.get(spec.name, 8))
+    return registry.make(spec, target, load_draft), _chain(wishes.k, DEFAULT_K.get(spec.name, 8))
 
 
 def _assistant(wishes: Wishes, config: Any, vocab: int) -> Drafter:
