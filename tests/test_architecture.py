@@ -23,6 +23,7 @@ TABLE: dict[str, set[str]] = {
     "heads": {"heads"},
     # model.linear: the heads' products are packed as the target's are.
     "draft": {"draft", "heads", "model.protocol", "model.lanes", "model.linear", "core"},
+    "train": {"train", "heads", "model", "core"},
     "control": {"control"},
     "engine": {"engine", "control", "draft.protocol", "model.protocol", "core"},
     "llm": {"engine", "model.load", "model.protocol", "model.pull", "draft.registry", "draft.protocol", "control"},
@@ -38,7 +39,7 @@ TABLE: dict[str, set[str]] = {
         "model.protocol",
         "core",
     },
-    "cli": {"cli", "measure", "llm", "model.pull"},
+    "cli": {"cli", "measure", "train", "llm", "model.load", "model.pull"},
     "integrations": {
         "integrations",
         "engine",
@@ -59,6 +60,7 @@ OUTSIDE: dict[str, set[str]] = {
     "control": set(),
     "heads": {"torch", "safetensors"},
     "draft": {"torch", "numpy", "numba"},
+    "train": {"torch", "safetensors", "matplotlib"},
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},
     "measure": {"torch", "rich"},

@@ -19,6 +19,7 @@ from sooner.cli.generate import generate
 from sooner.cli.options import in_options
 from sooner.cli.pull import pull
 from sooner.cli.terminal import complain, quieten_libraries
+from sooner.cli.train import train
 from sooner.cli.verify import verify
 from sooner.errors import ConfigError, SoonerError
 
@@ -29,6 +30,7 @@ app.command()(generate)
 app.command()(bench)
 app.command()(verify)
 app.command()(pull)
+app.add_typer(train, name="train")
 
 
 @app.callback(invoke_without_command=True)

@@ -1,0 +1,1 @@
+"""Training drafters for a target: text, features, networks. Knows no engine and no drafter."""

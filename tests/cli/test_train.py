@@ -1,0 +1,31 @@
+"""`sooner train eagle`: from a text file to a head, and what is told to whoever leaves something out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from sooner.heads import checkpoint
+from tests.cli.conftest import Sooner
+from tests.tiny import make_tiny
+
+SMALL = ("--steps", 4, "--vocab", 32, "--window", 16, "--batch", 2, "--every", 2, "--dtype", "float32")
+
+
+def test_text_becomes_a_head(sooner: Sooner, tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "model", seed=1, layers=4)
+    text, out = tmp_path / "text.jsonl", tmp_path / "head"
+    text.write_text(
+        '{"prompt": "the same text, ", "response": "sooner. the end of the text ends the text."}\n' * 20
+    )
+    ended = sooner("train", "eagle", "--model", model, "--data", text, "--out", out, *SMALL)
+    assert ended.status == 0, ended.err
+    assert "128 tokens in" in ended.out
+    assert "tokens a step" in ended.out
+    assert checkpoint.load(out).head.config.draft_vocab == 32
+
+
+def test_missing_text_is_named(sooner: Sooner, tiny: Path, tmp_path: Path) -> None:
+    missing = sooner("train", "eagle", "--model", tiny, "--out", tmp_path / "x")
+    assert missing.complaint.startswith("data is missing")
+    nowhere = sooner("train", "eagle", "--model", tiny, "--out", tmp_path / "x", "--data", tmp_path / "nowhere")
+    assert "is not there" in nowhere.complaint

@@ -1,0 +1,1 @@
+"""Training: what is descended, what is stored, and that a killed run goes on."""
