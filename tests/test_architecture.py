@@ -26,7 +26,16 @@ TABLE: dict[str, set[str]] = {
     "train": {"train", "heads", "model", "core"},
     "control": {"control"},
     "engine": {"engine", "control", "draft.protocol", "model.protocol", "core"},
-    "llm": {"engine", "model.load", "model.protocol", "model.pull", "draft.registry", "draft.protocol", "control"},
+    "llm": {
+        "engine",
+        "model.load",
+        "model.protocol",
+        "model.pull",
+        "model.threads",
+        "draft.registry",
+        "draft.protocol",
+        "control",
+    },
     "measure": {
         "measure",
         "llm",

@@ -23,6 +23,7 @@ from sooner.errors import ConfigError, RequestError
 from sooner.model import load as loading
 from sooner.model.protocol import Model
 from sooner.model.pull import DEFAULT_MODEL
+from sooner.model.threads import use as use_threads
 from sooner.params import SamplingParams
 
 Message = Mapping[str, str]
@@ -78,6 +79,7 @@ class LLM:
     dtype, device, runtime, quantize: see `sooner.model.load.load`. draft_dtype: that of a draft model, the
         target's by default.
     allow_pickles: read draft heads from .pt and .bin files too; they hold tensors only, or are refused.
+    threads: that the CPU computes with, for the whole process; None = as many as pay on this machine.
     controller: a policy of its own instead of k and width.
 
     Safe to use from several threads; calls that overlap share the passes.
@@ -95,6 +97,7 @@ class LLM:
         device: str = "auto",
         runtime: str = "auto",
         quantize: str | None = None,
+        threads: int | None = None,
         context_limit: int | None = None,
         controller: Controller | None = None,
         config: EngineConfig | None = None,
@@ -103,7 +106,11 @@ class LLM:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
         budget = _budget(spec.name if spec else "", k, width)
         if isinstance(model, str):
-            model = loading.load(model, dtype=dtype, device=device, runtime=runtime, quantize=quantize)
+            model = loading.load(
+                model, dtype=dtype, device=device, runtime=runtime, quantize=quantize, threads=threads
+            )
+        elif threads is not None:
+            use_threads(threads)
         self.target = model
 
         def load_draft(wanted: registry.Spec) -> Model:
@@ -113,9 +120,15 @@ class LLM:
             if wanted.name == "self":
                 kind = draft_dtype or str(self.target.model.lanes.store.dtype).removeprefix("torch.")
                 return loading.load(
-                    self.target.name, dtype=kind, device=str(self.target.device), quantize=name
+                    self.target.name,
+                    dtype=kind,
+                    device=str(self.target.device),
+                    quantize=name,
+                    threads=threads,
                 ).model
-            drafted = loading.load(name, dtype=draft_dtype or dtype, device=device, runtime=runtime)
+            drafted = loading.load(
+                name, dtype=draft_dtype or dtype, device=device, runtime=runtime, threads=threads
+            )
             loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (self.target.name, name))
             return drafted.model
 

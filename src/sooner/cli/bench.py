@@ -45,6 +45,7 @@ def bench(
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
     quantize: options.Quantize = None,
+    threads: options.Threads = None,
     raw: options.Raw = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time goes: the target's pass, and all around it.")
@@ -66,7 +67,7 @@ def bench(
         from sooner.measure import bench as measure
         from sooner.measure import report
 
-        setup = measure.Setup(model, names, k, width, dtype, device, raw, repeat, runtime, quantize)
+        setup = measure.Setup(model, names, k, width, dtype, device, raw, repeat, runtime, quantize, threads)
         expect(len(setup.contenders) * len(questions) * repeat)
         comparison = measure.bench(setup, questions, params, advance)
     rows = report.rows(comparison)

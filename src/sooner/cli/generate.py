@@ -82,6 +82,7 @@ def generate(
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
     quantize: options.Quantize = None,
+    threads: options.Threads = None,
     raw: options.Raw = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -115,7 +116,17 @@ def generate(
     with waiting(f"loading {model}"):
         from sooner.llm import LLM
 
-        llm = LLM(model, draft, k=k, width=width, dtype=dtype, device=device, runtime=runtime, quantize=quantize)
+        llm = LLM(
+            model,
+            draft,
+            k=k,
+            width=width,
+            dtype=dtype,
+            device=device,
+            runtime=runtime,
+            quantize=quantize,
+            threads=threads,
+        )
         ids = llm.encode(text) if raw else llm.encode_chat(text)
     written = _follow(llm, ids, params, _nothing if as_json else _show)
     if as_json:

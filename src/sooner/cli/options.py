@@ -30,6 +30,12 @@ Quantize = Annotated[
         metavar="BITS", help="int8 or int4: the target's weights at fewer bits.", show_default="as they are"
     ),
 ]
+Threads = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Threads the CPU computes with.", show_default="as many as pay on this machine"
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the model's chat template.")]
 
 # First words of ConfigError messages that are parameters of the library with an option of the same name.
@@ -51,6 +57,7 @@ _PARAMETERS = frozenset(
         "seed",
         "stop",
         "temperature",
+        "threads",
         "top_k",
         "top_p",
         "typical_p",

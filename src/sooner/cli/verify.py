@@ -45,6 +45,8 @@ def verify(
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
+    quantize: options.Quantize = None,
+    threads: options.Threads = None,
     raw: options.Raw = False,
     inject_fault: Annotated[
         bool,
@@ -84,6 +86,8 @@ def verify(
             dtype=dtype,
             device=device,
             runtime=runtime,
+            quantize=quantize,
+            threads=threads,
             raw=raw,
             inject_fault=inject_fault,
         )

@@ -86,6 +86,7 @@ class Setup:
     repeat: int = 1
     runtime: str = "auto"
     quantize: str | None = None
+    threads: int | None = None
 
     def __post_init__(self) -> None:
         if self.repeat < 1:
@@ -110,7 +111,12 @@ def bench(
 ) -> Comparison:
     """Load the target once and compare the drafters on the questions; `progress` is called after every text."""
     target = load(
-        setup.model, dtype=setup.dtype, device=setup.device, runtime=setup.runtime, quantize=setup.quantize
+        setup.model,
+        dtype=setup.dtype,
+        device=setup.device,
+        runtime=setup.runtime,
+        quantize=setup.quantize,
+        threads=setup.threads,
     )
     prompts = encode(target, questions, raw=setup.raw, room=params.max_tokens or 1)
     measured = compare(contenders(target, setup), prompts, params, repeat=setup.repeat, progress=progress)
@@ -127,7 +133,9 @@ def contenders(target: Loaded, setup: Setup) -> dict[str, Contender]:
             outside = outside or PlainModel(target)
             made[draft] = _outside(outside, OUTSIDE[draft])
         else:
-            made[draft] = _ours(LLM(target, draft, k=setup.k, width=setup.width, dtype=setup.dtype))
+            made[draft] = _ours(
+                LLM(target, draft, k=setup.k, width=setup.width, dtype=setup.dtype, threads=setup.threads)
+            )
     return made
 
 

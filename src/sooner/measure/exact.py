@@ -54,6 +54,8 @@ class Setup:
     dtype: str = "auto"
     device: str = "auto"
     runtime: str = "auto"
+    quantize: str | None = None
+    threads: int | None = None
     raw: bool = False
     inject_fault: bool = False
 
@@ -152,12 +154,20 @@ def verify(
     setup: Setup, questions: Sequence[Question], progress: Callable[[int], None] = lambda count: None
 ) -> Verdict:
     """Load the target once and hold every drafter to plain decoding, greedy and sampled with a seed."""
-    target = load(setup.model, dtype=setup.dtype, device=setup.device, runtime=setup.runtime)
+    target = load(
+        setup.model,
+        dtype=setup.dtype,
+        device=setup.device,
+        runtime=setup.runtime,
+        quantize=setup.quantize,
+        threads=setup.threads,
+    )
     prompts = encode(target, questions, raw=setup.raw, room=setup.max_tokens)
     drafting = replace(target, model=ShiftedModel(target.model)) if setup.inject_fault else target
     plain = LLM(target, BASELINE)
     drafters = {
-        name: LLM(drafting, name, k=setup.k, width=setup.width, dtype=setup.dtype) for name in setup.drafts
+        name: LLM(drafting, name, k=setup.k, width=setup.width, dtype=setup.dtype, threads=setup.threads)
+        for name in setup.drafts
     }
     expected = {mode: _write(plain, prompts, setup.params(mode), 1, progress) for mode in MODES}
     found = _probe(target, drafting, prompts, expected["greedy"], setup)

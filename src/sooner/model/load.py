@@ -17,6 +17,7 @@ from sooner.errors import ConfigError, DraftError, ModelError, RequestError, unk
 from sooner.model import fused, hf, pull
 from sooner.model import quantize as fewer
 from sooner.model.protocol import Model
+from sooner.model.threads import use as use_threads
 
 RUNTIMES = ("auto", "fused", "hf")
 DTYPES: Mapping[str, torch.dtype] = {
@@ -66,7 +67,13 @@ class Loaded:
 
 
 def load(
-    name: str, *, dtype: str = "auto", device: str = "auto", runtime: str = "auto", quantize: str | None = None
+    name: str,
+    *,
+    dtype: str = "auto",
+    device: str = "auto",
+    runtime: str = "auto",
+    quantize: str | None = None,
+    threads: int | None = None,
 ) -> Loaded:
     """Load a packaged model, a local folder or a hub id.
 
@@ -74,11 +81,13 @@ def load(
     device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", ...
     runtime: "fused" (our own decoder), "hf" (transformers' modules), or "auto" (fused where the family has it).
     quantize: "int8" or "int4", the weights of the linear maps at fewer bits; None = as they are.
+    threads: that the CPU computes with, for the whole process; see `sooner.model.threads.use`.
     Raises ModelError or ConfigError.
     """
     if runtime not in RUNTIMES:
         raise ConfigError(unknown("runtime", runtime, RUNTIMES))
     place = _device(device)
+    use_threads(threads)
     kind = _dtype(dtype, place)
     if quantize is not None:
         fewer.check(quantize, place, kind)
