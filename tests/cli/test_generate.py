@@ -248,3 +248,53 @@ def test_without_a_draft_there_is_no_green_to_explain(on_a_terminal: Sooner) -> 
     ended = on_a_terminal("--draft", "none")
     assert GREEN not in ended.out
     assert "green" not in ended.err
+
+
+SCHEMA = '{"enum": ["a", "b"]}'
+
+
+@pytest.mark.parametrize("form", ["text", "file", "@file"])
+@pytest.mark.parametrize(
+    ("option", "source", "pattern"),
+    [
+        ("--json-schema", SCHEMA, r'"[ab]"'),
+        ("--schema", SCHEMA, r'"[ab]"'),
+        ("--grammar", 'root ::= "yes" | "no, " [a-c] "!"', r"yes|no, [a-c]!"),
+    ],
+)
+def test_a_schema_or_a_grammar_is_text_or_a_file(
+    generate: Sooner, tmp_path: Path, form: str, option: str, source: str, pattern: str
+) -> None:
+    (tmp_path / "shape").write_text(source)
+    value = {"text": source, "file": tmp_path / "shape", "@file": f"@{tmp_path / 'shape'}"}[form]
+    found = values(generate("--json", option, value))
+    assert re.fullmatch(pattern, str(found["text"])), found["text"]
+    assert found["finish_reason"] == "stop"
+
+
+def test_a_bias_on_a_token_changes_the_text_as_it_says(generate: Sooner) -> None:
+    plain = values(generate("--json"))
+    first = plain["token_ids"][0]  # type: ignore[index]  # a list
+    assert values(generate("--json", "--logit-bias", f"{first}=-100"))["token_ids"] != plain["token_ids"]
+    always = values(generate("--json", "--logit-bias", "44=100", "--logit-bias", "45=-1.5"))
+    assert always["token_ids"] == [44] * 40
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        (("--logit-bias", "x=1"), "--logit-bias takes ID=X, a token id and a number, got 'x=1'."),
+        (("--logit-bias", "7"), "--logit-bias takes ID=X, a token id and a number, got '7'."),
+        (("--logit-bias", "7=1", "--logit-bias", "7=2"), "--logit-bias names id 7 twice."),
+        (("--logit-bias", "7=nan"), "--logit-bias[7] must be a finite number"),
+        (("--logit-bias", "4000=1"), "--logit-bias [4000] are not ids from 0 to 319."),
+        (("--json-schema", "@nowhere"), "--json-schema: the file 'nowhere' cannot be read:"),
+        (("--grammar", "root ::= other"), "structured_outputs grammar"),
+        (("--regex", "a", "--choice", "b"), "--regex and --choice cannot be held to at once; give one of them."),
+    ],
+    ids=str,
+)
+def test_a_bias_or_shape_that_makes_no_sense_is_one_line(
+    generate: Sooner, arguments: tuple[object, ...], expected: str
+) -> None:
+    assert generate(*arguments).complaint.startswith(expected)

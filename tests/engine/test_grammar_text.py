@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from random import Random
 
 import pytest
@@ -219,6 +220,25 @@ def test_a_text_ends_where_nothing_may_follow(compiler: GrammarCompiler, backend
         assert request.finish == "stop", more
         assert EOS not in text(request)
         assert request.error is None
+
+
+@pytest.mark.parametrize("name", ["none", "lookup"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_text_that_is_complete_with_its_last_allowed_token_has_stopped_not_run_out_of_room(
+    backend: str, name: str
+) -> None:
+    """It was reported as "length", so a caller that retries cut texts would throw a complete one away."""
+    compiler = GrammarCompiler(pieces(), WIDTH, (), seconds=60)
+    one = engine(compiler, DRAFTERS[name]())
+    wanted = StructuredOutputs(regex="[ab]{6}", backend=backend)
+    whole = one.add(PROMPT, SamplingParams(max_tokens=MOST, structured_outputs=wanted))
+    run(one)
+    length = len(text(whole))
+    exact, cut = (one.add(PROMPT, replace(whole.params, max_tokens=room)) for room in (length, length - 1))
+    run(one)
+    assert (exact.finish, text(exact)) == ("stop", text(whole))
+    assert (cut.finish, text(cut)) == ("length", text(whole)[:-1])
+    compiler.close()
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

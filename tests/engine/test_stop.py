@@ -199,3 +199,10 @@ def test_tokens_without_text_count_towards_the_room() -> None:
     one = writer(["", "", ""], room=2)
     assert write(one, range(3))[0] == 2
     assert one.finish == "length"
+
+
+def test_a_text_that_a_grammar_completes_with_the_last_token_there_is_room_for_has_stopped() -> None:
+    one = writer(["a", "b"], room=2)
+    one.push(0, False)
+    one.push(1, False, complete=True)
+    assert (one.finish, one.text) == ("stop", "ab")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from pathlib import Path
@@ -69,8 +69,18 @@ def generate(
         int | None,
         typer.Option(metavar="N", help="With --json: log-probabilities, and the N likeliest tokens."),
     ] = None,
+    logit_bias: Annotated[
+        list[str] | None,
+        typer.Option(metavar="ID=X", help="Added to the logit of a token id; may be given several times."),
+    ] = None,
     schema: Annotated[
-        str | None, typer.Option(metavar="JSON", help="Write JSON of this schema (text, or @FILE).")
+        str | None,
+        typer.Option(
+            "--json-schema", "--schema", metavar="JSON", help="Write JSON of this schema (text, or a file)."
+        ),
+    ] = None,
+    grammar: Annotated[
+        str | None, typer.Option(metavar="EBNF", help="Write text of this grammar (text, or a file).")
     ] = None,
     regex: Annotated[
         str | None, typer.Option(metavar="EXPR", help="Write text that this expression matches.")
@@ -105,7 +115,8 @@ def generate(
         frequency_penalty=frequency_penalty,
         min_tokens=min_tokens,
         bad_words=tuple(bad_word or ()),
-        structured_outputs=structured(schema, regex, choice),
+        logit_bias=biases(logit_bias or ()),
+        structured_outputs=structured(schema, grammar, regex, choice),
         seed=seed,
         stop=tuple(stop or ()),
         logprobs=logprobs,
@@ -145,16 +156,55 @@ class Written:
     result: Result | None = None
 
 
-def structured(schema: str | None, regex: str | None, choice: list[str] | None) -> StructuredOutputs | None:
-    """The shape the text must have, None for any. Raises ConfigError."""
-    if schema is None and regex is None and not choice:
-        return None
-    if schema is not None and schema.startswith("@"):
+def biases(given: Sequence[str]) -> dict[int, float]:
+    """From "ID=X" to {ID: X}. Raises ConfigError."""
+    found: dict[int, float] = {}
+    for one in given:
+        token, _, added = one.partition("=")
         try:
-            schema = Path(schema[1:]).read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise ConfigError(f"the schema file {schema[1:]!r} cannot be read: {error}.") from None
-    return StructuredOutputs(json=schema, regex=regex, choice=tuple(choice) if choice else None)
+            pair = int(token), float(added)
+        except ValueError:
+            raise ConfigError(f"--logit-bias takes ID=X, a token id and a number, got {one!r}.") from None
+        if pair[0] in found:
+            raise ConfigError(f"--logit-bias names id {pair[0]} twice.")
+        found |= [pair]
+    return found
+
+
+def structured(
+    schema: str | None, grammar: str | None, regex: str | None, choice: list[str] | None
+) -> StructuredOutputs | None:
+    """The shape the text must have, None for any. Raises ConfigError."""
+    given = {"--json-schema": schema, "--grammar": grammar, "--regex": regex, "--choice": choice or None}
+    named = [name for name, value in given.items() if value is not None]
+    if len(named) > 1:
+        raise ConfigError(f"{' and '.join(named)} cannot be held to at once; give one of them.")
+    if not named:
+        return None
+    return StructuredOutputs(
+        json=None if schema is None else text_or_file("--json-schema", schema),
+        grammar=None if grammar is None else text_or_file("--grammar", grammar),
+        regex=regex,
+        choice=tuple(choice) if choice else None,
+    )
+
+
+def text_or_file(option: str, value: str) -> str:
+    """The value itself, or what the file holds that it names (@FILE must be one). Raises ConfigError."""
+    name = value.removeprefix("@")
+    if name == value and not _is_file(value):
+        return value
+    try:
+        return Path(name).read_text(encoding="utf-8")
+    except (OSError, ValueError) as error:  # ValueError: not UTF-8, or a name no file can have
+        raise ConfigError(f"{option}: the file {name!r} cannot be read: {error}.") from None
+
+
+def _is_file(name: str) -> bool:
+    try:
+        return Path(name).is_file()
+    except (OSError, ValueError):  # text that is no name: too long, or with a NUL in it
+        return False
 
 
 def read_prompt(prompt: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from typing import Annotated
 
 import typer
@@ -46,6 +47,7 @@ _PARAMETERS = frozenset(
         "frequency_penalty",
         "k",
         "limit",
+        "logit_bias",
         "logprobs",
         "max_tokens",
         "min_p",
@@ -68,5 +70,7 @@ _PARAMETERS = frozenset(
 
 def in_options(message: str) -> str:
     """The message, with the parameter it begins with written as the option: max_tokens -> --max-tokens."""
-    first, space, rest = message.partition(" ")
-    return f"--{first.replace('_', '-')}{space}{rest}" if first in _PARAMETERS else message
+    found = re.match("[a-z_]+", message)
+    if found is None or found.group() not in _PARAMETERS:
+        return message
+    return f"--{found.group().replace('_', '-')}{message[found.end() :]}"

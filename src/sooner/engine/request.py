@@ -68,11 +68,10 @@ class Request:
             if self.finish is not None:
                 return count
             self.tokens.append(token)
-            self.writer.push(token, drafted=count < guesses)
             if self.constraint is not None:
                 self.constraint.advance((token,))
-                if self.constraint.ended:
-                    self.writer.end("stop")
+            complete = self.constraint is not None and self.constraint.ended
+            self.writer.push(token, count < guesses, complete)
             if self.watch is not None and self.watch.token(self.tokens):
                 self.writer.end("stop")
         return len(tokens)

@@ -48,13 +48,16 @@ class Writer:
         self.text = ""
         self.finish: FinishReason | None = None
 
-    def push(self, token: int, drafted: bool) -> None:
-        """Take the next token. `finish` says whether the text ends with it; call no more then."""
+    def push(self, token: int, drafted: bool, complete: bool = False) -> None:
+        """Take the next token. `finish` says whether the text ends with it; call no more then.
+
+        complete: a grammar allows nothing after it, so the text ends by itself even where there is no more room.
+        """
         self._count += 1
         stopped = token in self._stop_ids
         if not stopped or self._keep_stop:
             self._append(Piece(self._detokenizer.push(token), drafted))
-        if self.finish is None and stopped:
+        if self.finish is None and (stopped or complete):
             self.end("stop")
         if self.finish is None and self._room is not None and self._count >= self._room:
             self.end("length")
