@@ -42,6 +42,7 @@ BAD: dict[str, list[Any]] = {
     "skip_special_tokens": NO_FLAGS,
     "logits_processors": [5, [5], "max", None],
     "logprobs_mode": ["", "Raw", None, 3],
+    "prediction": [5, (-1,), (1.0,), ["x"], {1}, True],
     "rule": ["", "metch", None, 3],
 }
 CASES = [(name, value) for name, values in BAD.items() for value in values]
@@ -67,6 +68,9 @@ GOOD: list[dict[str, Any]] = [
     dict(logit_bias={0: -100, 5: 100.0}),
     dict(stop_token_ids={1, 2}),
     dict(logits_processors=[max]),
+    dict(prediction="any text"),
+    dict(prediction=(1, 2)),
+    dict(prediction=()),
 ]
 
 

@@ -29,7 +29,7 @@ from sooner.params import SamplingParams
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
-DEFAULT_K = {"lookup": 8, "suffix": 8, "model": 5, "self": 5, "early-exit": 4, "medusa": 5}
+DEFAULT_K = {"lookup": 8, "suffix": 8, "prediction": 16, "model": 5, "self": 5, "early-exit": 4, "medusa": 5}
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,6 +59,8 @@ class SamplingParams:
     skip_special_tokens: leave special tokens out of `text` (never out of `token_ids`).
     rule: how guesses are judged: "match", "reject", "block", "traversal", or "auto" (greedy or seeded ->
         match, else traversal, which on a chain is block). All are exact; block judges trees as traversal.
+    prediction: the text you expect back (a string, or token ids), as when a file is edited: it makes matching
+        stretches faster and never changes the text. For the drafter "prediction".
 
     Raises ConfigError naming the parameter, its value and what is allowed.
     """
@@ -90,6 +92,7 @@ class SamplingParams:
     logits_processors: tuple[Callable[..., Any], ...] = ()
     structured_outputs: StructuredOutputs | None = None
     rule: Rule = "auto"
+    prediction: str | tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -115,6 +118,8 @@ class SamplingParams:
         if self.allowed_token_ids is not None:
             put(self, "allowed_token_ids", _ids("allowed_token_ids", self.allowed_token_ids))
         put(self, "logit_bias", _bias(self.logit_bias))
+        if self.prediction is not None and not isinstance(self.prediction, str):
+            put(self, "prediction", _tokens("prediction", self.prediction))
         if not isinstance(self.logits_processors, list | tuple) or not all(map(callable, self.logits_processors)):
             raise ConfigError(f"logits_processors must be a list of functions, got {self.logits_processors!r}.")
         put(self, "logits_processors", tuple(self.logits_processors))
@@ -199,6 +204,15 @@ def _ids(name: str, value: object) -> tuple[int, ...]:
         raise ConfigError(f"{name} must be a list of token ids, got {value!r}.")
     if len(value) > MAX_IDS:
         raise ConfigError(f"{name} takes up to {MAX_IDS} ids, got {len(value)}.")
+    for item in value:
+        _integer(f"every id in {name}", item, 0, None)
+    return tuple(value)
+
+
+def _tokens(name: str, value: object) -> tuple[int, ...]:
+    """A text as token ids: as long as it likes."""
+    if not isinstance(value, list | tuple):
+        raise ConfigError(f"{name} must be a string or a list of token ids, got {value!r}.")
     for item in value:
         _integer(f"every id in {name}", item, 0, None)
     return tuple(value)

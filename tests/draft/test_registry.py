@@ -27,6 +27,7 @@ def no_model(spec: Spec) -> Model:
         ("lookup", Spec("lookup")),
         ("suffix", Spec("suffix")),
         ("suffix:1000000", Spec("suffix", "1000000")),
+        ("prediction", Spec("prediction")),
         ("medusa:heads", Spec("medusa", "heads")),
         ("model:small", Spec("model", "small")),
         ("model:/a folder/with:colon", Spec("model", "/a folder/with:colon")),

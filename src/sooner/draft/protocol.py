@@ -24,6 +24,7 @@ class Context:
         TARGET noise of `seed`; under the other rules its own (DRAFT), and hand over the law it drew from.
     past: what penalties need to know of the text; None where the law has none.
     prompt: how many of `tokens` are the prompt.
+    prediction: the text the caller expects after the prompt, empty where there is none.
     scope: requests of one scope may learn from each other's texts; None = from its own alone.
     """
 
@@ -35,6 +36,7 @@ class Context:
     past: Past | None = None
     prompt: int = 0
     scope: str | None = None
+    prediction: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

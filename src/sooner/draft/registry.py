@@ -9,6 +9,7 @@ from sooner.draft.lookup import LookupDrafter
 from sooner.draft.medusa import MedusaDrafter
 from sooner.draft.model import ModelDrafter
 from sooner.draft.none import NoDrafter
+from sooner.draft.prediction import PredictionDrafter
 from sooner.draft.protocol import Drafter
 from sooner.errors import ConfigError, DraftError, unknown
 from sooner.heads import medusa as medusa_files
@@ -38,6 +39,10 @@ def _none(spec: Spec, target: Model, load: LoadModel) -> Drafter:
 
 def _lookup(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     return LookupDrafter()
+
+
+def _prediction(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    return PredictionDrafter()
 
 
 def _model(spec: Spec, target: Model, load: LoadModel) -> Drafter:
@@ -79,6 +84,7 @@ _MAKERS: Mapping[str, Callable[[Spec, Model, LoadModel], Drafter]] = {
     "none": _none,
     "lookup": _lookup,
     "suffix": _suffix,
+    "prediction": _prediction,
     "model": _model,
     "self": _model,
     "early-exit": _model,
@@ -91,6 +97,7 @@ FORMS = (
     "lookup",
     "suffix",
     "suffix:TOKENS",
+    "prediction",
     "model:PATH",
     "self:int8",
     "self:int4",

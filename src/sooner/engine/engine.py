@@ -119,6 +119,7 @@ class Engine:
         constraint = self._constraint(params)
         request = new_request(f"r{next(self._ids)}", prompt, params, writer, law, constraint, copy)
         request.watch = watch
+        request.prediction = self._prediction(params)
         request.tally.admitted = time.perf_counter()
         self._scheduler.add(request)
         return request
@@ -270,6 +271,20 @@ class Engine:
             raise ConfigError("structured_outputs need a tokenizer, and this model has none.")
         return self._compile(params.structured_outputs)
 
+    def _prediction(self, params: SamplingParams) -> tuple[int, ...]:
+        """The expected text as token ids; ids outside the vocabulary are refused."""
+        expected = params.prediction or ()
+        if isinstance(expected, str):
+            if self._encode is None:
+                raise ConfigError(
+                    "a prediction as text needs a tokenizer, and this model has none; give token ids."
+                )
+            expected = tuple(self._encode(expected))
+        bad = [i for i in expected if i >= self.model.vocab_size]
+        if bad:
+            raise ConfigError(f"prediction {bad[:5]} are not ids from 0 to {self.model.vocab_size - 1}.")
+        return tuple(expected)
+
     def _bad_words(self, params: SamplingParams) -> list[tuple[int, ...]]:
         """Each bad word as token ids, at the beginning of a text and after a space."""
         if params.bad_words and self._encode is None:
@@ -283,8 +298,16 @@ class Engine:
 def _context(request: Request) -> Context:
     # A copy: whatever a drafter does to it, the text is not changed.
     past = None if request.history is None else request.history.past()
-    prompt = len(request.prompt)
-    return Context(request.id, list(request.tokens), request.law, request.seed, request.rule, past, prompt)
+    return Context(
+        request.id,
+        list(request.tokens),
+        request.law,
+        request.seed,
+        request.rule,
+        past,
+        prompt=len(request.prompt),
+        prediction=request.prediction,
+    )
 
 
 def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:

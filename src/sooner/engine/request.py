@@ -26,6 +26,7 @@ class Request:
     held: how many of `tokens` the lane holds; the next segment starts there.
     history: what penalties count; None where nothing acts on the logits. constraint: its grammar.
     watch: who looks on, and may end the text.
+    prediction: the text the caller expects, for drafters.
     """
 
     id: str
@@ -45,6 +46,7 @@ class Request:
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
     error: str | None = None
     watch: Watch | None = None
+    prediction: tuple[int, ...] = ()
 
     @property
     def finish(self) -> FinishReason | None:
