@@ -68,7 +68,7 @@ OUTSIDE: dict[str, set[str]] = {
     "core": {"torch"},
     "control": set(),
     "heads": {"torch", "safetensors"},
-    "draft": {"torch", "numpy", "numba"},
+    "draft": {"torch", "numpy", "numba", "safetensors"},
     "train": {"torch", "safetensors", "matplotlib"},
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},

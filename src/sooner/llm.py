@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import overload
 
 from sooner.config import MAX_K, Budget, EngineConfig
@@ -30,6 +31,8 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
 DEFAULT_K = {"lookup": 8, "suffix": 8, "prediction": 16, "model": 5, "self": 5, "early-exit": 4, "medusa": 5}
+TREES = frozenset({"recycle", "combine", "auto"})  # drafters that guess trees unless told otherwise
+TREE_WIDTH, TREE_NODES = 8, 15  # with the root 16 rows, which cost little more than one
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +78,8 @@ class LLM:
     model: a packaged name, a folder, a hub id, or a model loaded already (its dtype and device are kept).
     draft: one of `sooner.draft.registry.FORMS`, or an object that keeps the Drafter protocol.
     k: most tokens guessed a step (0 = plain decoding; default by drafter).
-    width: most children of one node; above 1 the draft is a tree of up to k * width nodes.
+    width: most children of one node (default by drafter); above 1 the draft is a tree of up to k * width
+        nodes, TREE_NODES at most for drafters that fill whatever they may.
     dtype, device, runtime, quantize: see `sooner.model.load.load`. draft_dtype: that of a draft model, the
         target's by default.
     allow_pickles: read draft heads from .pt and .bin files too; they hold tensors only, or are refused.
@@ -91,7 +95,7 @@ class LLM:
         draft: str | Drafter = "lookup",
         *,
         k: int | None = None,
-        width: int = 1,
+        width: int | None = None,
         dtype: str = "auto",
         draft_dtype: str | None = None,
         device: str = "auto",
@@ -132,6 +136,8 @@ class LLM:
             loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (self.target.name, name))
             return drafted.model
 
+        if spec is not None and spec.name == "auto":
+            spec = replace(spec, argument=shipped_table(self.target))
         if spec is not None:
             drafter = registry.make(spec, self.target.model, load_draft)
         elif isinstance(draft, Drafter):
@@ -323,10 +329,18 @@ def _without_logprobs(one: Result) -> Result:
     return replace(one, logprobs=None, alternatives=tuple(replace(a, logprobs=None) for a in one.alternatives))
 
 
-def _budget(draft: str, k: int | None, width: int) -> Budget:
+def shipped_table(target: loading.Loaded) -> str | None:
+    """The warm table that comes with the package for a target of this fingerprint, if there is one."""
+    path = Path(__file__).parent / "data" / f"table-{loading.fingerprint(target)}.safetensors"
+    return str(path) if path.is_file() else None
+
+
+def _budget(draft: str, k: int | None, width: int | None) -> Budget:
+    tree = draft in TREES
     k = DEFAULT_K.get(draft, 8) if k is None else k
+    width = (TREE_WIDTH if tree else 1) if width is None else width
     if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= MAX_K:
         raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {k!r}.")
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_K:
         raise ConfigError(f"width must be a whole number from 1 to {MAX_K}, got {width!r}.")
-    return Budget(depth=k, width=width, nodes=k * width)
+    return Budget(depth=k, width=width, nodes=min(k * width, max(k, TREE_NODES)) if tree else k * width)

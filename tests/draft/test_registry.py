@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import pytest
 
+from sooner.config import Budget
+from sooner.core.edit import LawParams
+from sooner.draft.combine import CombineDrafter
 from sooner.draft.lookup import LookupDrafter
 from sooner.draft.model import ModelDrafter
 from sooner.draft.none import NoDrafter
+from sooner.draft.protocol import Context
 from sooner.draft.registry import NAMES, Spec, make, parse
 from sooner.draft.suffix import SuffixDrafter
+from sooner.draft.table import build, save
 from sooner.errors import ConfigError, DraftError
 from sooner.model.protocol import Model
 from sooner.testing import ToyModel
@@ -35,6 +41,14 @@ def no_model(spec: Spec) -> Model:
         ("self:int4", Spec("self", "int4")),
         ("early-exit", Spec("early-exit")),
         ("early-exit:8", Spec("early-exit", "8")),
+        ("auto", Spec("auto")),
+        ("recycle", Spec("recycle")),
+        ("recycle:./a+b.safetensors", Spec("recycle", "./a+b.safetensors")),
+        ("lookup+recycle", Spec("combine", parts=(Spec("lookup"), Spec("recycle")))),
+        (
+            "model:a+b+recycle:t+lookup",
+            Spec("combine", parts=(Spec("model", "a+b"), Spec("recycle", "t"), Spec("lookup"))),
+        ),
     ],
 )
 def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None:
@@ -63,6 +77,13 @@ def test_a_specification_is_read_and_written_back(text: str, spec: Spec) -> None
         ("early-exit:0", "takes a number of layers"),
         ("early-exit:-1", "takes a number of layers"),
         ("early-exit:²", "takes a number of layers"),
+        ("recycle:", "write recycle or recycle:TABLE"),
+        ("combine", "unknown draft 'combine'"),
+        ("lookup+", "unknown draft ''"),
+        ("lookup+lokup", "Did you mean 'lookup'?"),
+        ("lookup+none", "'none' cannot be joined"),
+        ("auto+lookup", "'auto' cannot be joined"),
+        ("lookup+suffix+lookup", "joins 'lookup' with itself"),
     ],
 )
 def test_a_wrong_specification_is_told_what_is_right(text: str, named: str) -> None:
@@ -103,3 +124,20 @@ def test_a_drafter_whose_library_is_missing_says_how_to_get_it(monkeypatch: pyte
     monkeypatch.setitem(sys.modules, "sooner.draft.suffix", None)
     with pytest.raises(ConfigError, match=r'draft .suffix. needs numba: pip install "sooner\[suffix\]"'):
         make(parse("suffix"), ToyModel(17), no_model)
+
+
+def test_joined_names_make_one_drafter_of_all() -> None:
+    drafter = make(parse("lookup+recycle+model:small"), ToyModel(17), lambda spec: ToyModel())
+    assert isinstance(drafter, CombineDrafter)
+    assert (drafter.name, drafter.tops) == ("lookup+recycle+model:small", 8)
+    assert make(parse("auto"), ToyModel(17), no_model).name == "auto"
+
+
+def test_a_warm_table_is_read_from_where_it_lies(tmp_path: Path) -> None:
+    path = tmp_path / "t.safetensors"
+    save(build(17, {(1, 2): {3: 9.0}}, {}, {}), path)
+    drafter = make(parse(f"recycle:{path}"), ToyModel(17), no_model)
+    [draft] = drafter.propose([Context("r", [1, 2], LawParams(), 0, "match")], [Budget.chain(2)])
+    assert draft.tokens == (3,)
+    with pytest.raises(DraftError, match="cannot be read"):
+        make(parse("recycle:nowhere"), ToyModel(17), no_model)

@@ -37,7 +37,7 @@ def bench(
     ] = None,
     max_tokens: options.MaxTokens = 128,
     k: options.K = None,
-    width: options.Width = 1,
+    width: options.Width = None,
     temperature: options.Temperature = 0.0,
     seed: Annotated[int, typer.Option(metavar="S", help="Seed of the sampling, the same for all.")] = 0,
     repeat: Annotated[int, typer.Option(metavar="N", help="Run each prompt N times; the median counts.")] = 1,

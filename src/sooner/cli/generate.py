@@ -31,10 +31,13 @@ def generate(
     model: options.Model = DEFAULT_MODEL,
     draft: Annotated[
         str,
-        typer.Option(help="none, lookup, suffix, model:PATH, self:int8, self:int4, early-exit[:N]."),
+        typer.Option(
+            help="auto, none, lookup, suffix, recycle[:TABLE], model:PATH, self:int8, self:int4, early-exit[:N]; "
+            "A+B joins several."
+        ),
     ] = "lookup",
     k: options.K = None,
-    width: options.Width = 1,
+    width: options.Width = None,
     max_tokens: options.MaxTokens = 256,
     temperature: options.Temperature = 0.0,
     top_p: Annotated[float, typer.Option(metavar="P", help="Sample from the likeliest tokens of mass P.")] = 1.0,

@@ -14,7 +14,12 @@ K = Annotated[
         "--k", metavar="N", help="Most tokens guessed in one step; 0 = plain decoding.", show_default="by drafter"
     ),
 ]
-Width = Annotated[int, typer.Option(metavar="N", help="Most branches at one point of a draft; 1 = a chain.")]
+Width = Annotated[
+    int | None,
+    typer.Option(
+        metavar="N", help="Most branches at one point of a draft; 1 = a chain.", show_default="by drafter"
+    ),
+]
 MaxTokens = Annotated[int, typer.Option(metavar="N", help="Most tokens to write.")]
 Temperature = Annotated[float, typer.Option(metavar="T", help="0 = always the likeliest token; above, sampling.")]
 Dtype = Annotated[

@@ -41,7 +41,7 @@ def verify(
     seed: Annotated[int, typer.Option(metavar="S", help="Seed of the sampled texts.")] = 0,
     batch: Annotated[int, typer.Option(metavar="N", help="Serve so many prompts at once when drafting.")] = 1,
     k: options.K = None,
-    width: options.Width = 1,
+    width: options.Width = None,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",

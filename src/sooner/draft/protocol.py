@@ -13,6 +13,8 @@ from sooner.core.edit import LawParams, Past
 from sooner.core.tree import EMPTY, Draft
 from sooner.core.verify import Rule
 
+TAIL = 3  # tokens of the text before a pass that come with its outcome
+
 
 @dataclass(frozen=True, slots=True)
 class Context:
@@ -40,12 +42,25 @@ class Context:
 
 
 @dataclass(frozen=True, slots=True)
+class Tops:
+    """The target's likeliest ids after each row of a draft: root, then nodes.
+
+    ids, logits: [1 + n][count], best first; the logits as the model gave them, before any parameter.
+    """
+
+    ids: tuple[tuple[int, ...], ...]
+    logits: tuple[tuple[float, ...], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Outcome:
     """What one pass brought for one request.
 
     tokens: the new certain tokens, accepted guesses first; `accepted` says how many were guesses.
     features: [rows, len(taps), H] of the segment's rows (certain tokens, then nodes), or None.
     draft: what was verified; it may differ from what was proposed (a grammar puts forced tokens first).
+    tail: the last tokens of the text the pass began with, up to TAIL of them; the last one is the root.
+    tops: for drafters with an attribute `tops`, so many of the likeliest ids after root and nodes.
     """
 
     request_id: str
@@ -54,6 +69,8 @@ class Outcome:
     drafted: int
     features: Tensor | None = None
     draft: Draft = EMPTY
+    tail: tuple[int, ...] = ()
+    tops: Tops | None = None
 
 
 @runtime_checkable
@@ -61,6 +78,7 @@ class Drafter(Protocol):
     """Guesses for a whole batch. Held to this by `sooner.testing.check_drafter`.
 
     name: how reports call it. taps: layers of the target whose features it wants in `observe`.
+    A drafter may also have `tops`, an int: how many of the likeliest ids of every row it wants there.
     """
 
     name: str

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from sooner.draft import join
 from sooner.draft.lookup import LookupDrafter
 from sooner.draft.medusa import MedusaDrafter
 from sooner.draft.model import ModelDrafter
@@ -18,13 +19,19 @@ from sooner.model.protocol import Ends, Model, WithEnds
 
 @dataclass(frozen=True, slots=True)
 class Spec:
-    """A drafter as the user wrote it: `name` or `name:argument`. pickles: its files may be pickles."""
+    """A drafter as the user wrote it: `name` or `name:argument`. pickles: its files may be pickles.
+
+    parts: those of a joined drafter, whose own name is "combine".
+    """
 
     name: str
     argument: str | None = None
     pickles: bool = False
+    parts: tuple[Spec, ...] = ()
 
     def __str__(self) -> str:
+        if self.parts:
+            return "+".join(str(part) for part in self.parts)
         return self.name if self.argument is None else f"{self.name}:{self.argument}"
 
 
@@ -80,6 +87,25 @@ def _ends(spec: Spec, target: Model) -> Ends:
     return target.ends()
 
 
+def _combine(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    parts = [(part.name, part.argument) for part in spec.parts]
+    return join.join(str(spec), parts, target.vocab_size, lambda i: make(spec.parts[i], target, load))
+
+
+def _recycle(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    return join.join("recycle", [("recycle", spec.argument)], target.vocab_size, _nothing_else)
+
+
+def _auto(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    """lookup+recycle. The argument is the warm table that comes with the package for this target."""
+    parts = [("lookup", None), ("recycle", spec.argument)]
+    return join.join("auto", parts, target.vocab_size, _nothing_else)
+
+
+def _nothing_else(i: int) -> Drafter:
+    raise AssertionError(f"part {i} is a source by itself")
+
+
 _MAKERS: Mapping[str, Callable[[Spec, Model, LoadModel], Drafter]] = {
     "none": _none,
     "lookup": _lookup,
@@ -89,28 +115,42 @@ _MAKERS: Mapping[str, Callable[[Spec, Model, LoadModel], Drafter]] = {
     "self": _model,
     "early-exit": _model,
     "medusa": _medusa,
+    "recycle": _recycle,
+    "auto": _auto,
+    "combine": _combine,
 }
-_ARGUED = ("suffix", "model", "self", "early-exit", "medusa")  # those that take an argument
-NAMES = tuple(_MAKERS)
+_ARGUED = ("suffix", "model", "self", "early-exit", "medusa", "recycle")  # those that take an argument
+NAMES = tuple(name for name in _MAKERS if name != "combine")  # which is written A+B
 FORMS = (
+    "auto",
     "none",
     "lookup",
     "suffix",
     "suffix:TOKENS",
     "prediction",
+    "recycle[:TABLE]",
     "model:PATH",
     "self:int8",
     "self:int4",
     "early-exit[:N]",
     "medusa:FOLDER",
+    "A+B",
 )
 BITS = ("int8", "int4")
 
 
 def parse(text: str, *, pickles: bool = False) -> Spec:
     """Read one of FORMS. pickles: whether heads may be read from pickles. Raises ConfigError for anything else."""
+    parts = tuple(_one(part, pickles) for part in join.split(text, NAMES))
+    if len(parts) == 1:
+        return parts[0]
+    join.check([part.name for part in parts])
+    return Spec("combine", pickles=pickles, parts=parts)
+
+
+def _one(text: str, pickles: bool) -> Spec:
     name, colon, argument = text.partition(":")
-    if name not in _MAKERS:
+    if name not in NAMES:
         raise ConfigError(unknown("draft", name, FORMS))
     if colon and name not in _ARGUED:
         raise ConfigError(f"draft {name!r} takes no argument, got {argument!r}.")
@@ -122,6 +162,11 @@ def parse(text: str, *, pickles: bool = False) -> Spec:
 def _model_argument(argument: str, given: bool) -> None:
     if not argument:
         raise ConfigError("draft 'model' needs a model: write model:FOLDER or model:NAME.")
+
+
+def _recycle_argument(argument: str, given: bool) -> None:
+    if given and not argument:
+        raise ConfigError("draft 'recycle' takes a warm table: write recycle or recycle:TABLE.")
 
 
 def _medusa_argument(argument: str, given: bool) -> None:
@@ -142,6 +187,7 @@ def _early_exit_argument(argument: str, given: bool) -> None:
 
 _CHECKS: Mapping[str, Callable[[str, bool], None]] = {
     "model": _model_argument,
+    "recycle": _recycle_argument,
     "self": _self_argument,
     "early-exit": _early_exit_argument,
     "medusa": _medusa_argument,

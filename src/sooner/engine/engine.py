@@ -18,7 +18,7 @@ from sooner.control.protocol import Controller, StepRecord, View
 from sooner.core.rules import Verdict
 from sooner.core.step import Segment, Step, pack
 from sooner.core.tree import Draft, depths
-from sooner.draft.protocol import Context, Drafter, Outcome
+from sooner.draft.protocol import TAIL, Context, Drafter, Outcome
 from sooner.engine.constraint import FORCED, Compile, Constraint, with_forced
 from sooner.engine.detokenize import MakeDetokenizer, no_text
 from sooner.engine.guard import Guard
@@ -26,6 +26,7 @@ from sooner.engine.judge import Judged, judge, wants_scores
 from sooner.engine.request import Request, law_params, new_request
 from sooner.engine.scheduler import Scheduler, Share
 from sooner.engine.stop import FinishReason, Piece, Writer
+from sooner.engine.tops import MOST, tops
 from sooner.engine.watch import Watch
 from sooner.errors import ConfigError, DraftError, RequestError
 from sooner.model.protocol import Model
@@ -81,6 +82,9 @@ class Engine:
         layers = model.lanes.store.shape[0]
         if not all(type(tap) is int and 0 <= tap <= layers for tap in drafter.taps):
             raise DraftError(f"drafter {drafter.name!r} taps {drafter.taps}; this target has taps 0 to {layers}.")
+        self._tops = getattr(drafter, "tops", 0)
+        if type(self._tops) is not int or not 0 <= self._tops <= MOST:
+            raise DraftError(f"drafter {drafter.name!r} wants {self._tops!r} tops; from 0 to {MOST} can be had.")
         self.model = model
         self.guard = Guard(drafter, model.vocab_size)
         self.controller = controller
@@ -201,12 +205,14 @@ class Engine:
     ) -> tuple[list[Event], list[Outcome]]:
         """Write the verdicts into the requests and settle their lanes."""
         events, outcomes = [], []
+        best = tops(judged.logits, step, self._tops)
         now = time.perf_counter()
         for s, share in enumerate(shares):
             request, segment, verdict = share.request, step.segments[s], judged.verdicts[s]
             request.error = judged.errors.get(request.id)
             if request.watch is not None and request.watch.wants_logits:
                 request.watch.logits(judged.chosen(step, s))
+            tail = tuple(request.tokens[max(segment.root + 1 - TAIL, 0) : segment.root + 1])
             taken = 0 if verdict is None else _write(request, segment.draft, verdict, now)
             request.logprobs += judged.logprobs(request, step, s, taken)
             request.prompt_logprobs += judged.prompt_logprobs(request, step, s)
@@ -216,7 +222,8 @@ class Engine:
             new = tuple(request.tokens[len(request.tokens) - taken :])
             seen = None if features is None else features[step.offsets[s] : step.offsets[s + 1]]
             accepted = 0 if verdict is None else min(len(verdict.path), taken)
-            outcomes.append(Outcome(request.id, new, accepted, len(segment.draft), seen, segment.draft))
+            draft = segment.draft
+            outcomes.append(Outcome(request.id, new, accepted, len(draft), seen, draft, tail, best[s]))
             if new or request.finish is not None:
                 events.append(Event(request, new, request.writer.take(), request.finish))
         return events, outcomes

@@ -79,7 +79,7 @@ class Setup:
     model: str
     drafts: tuple[str, ...]
     k: int | None = None
-    width: int = 1
+    width: int | None = None
     dtype: str = "auto"
     device: str = "auto"
     raw: bool = False

@@ -46,7 +46,7 @@ class Setup:
     model: str
     drafts: tuple[str, ...]
     k: int | None = None
-    width: int = 1
+    width: int | None = None
     max_tokens: int = 64
     temperature: float = 1.0
     seed: int = 0
@@ -207,7 +207,7 @@ def _probe(
     height = _HEIGHT if setup.k is None else setup.k + 1
     whole = [[*prompt, *one.token_ids] for prompt, one in zip(prompts, texts, strict=True)]
     with target.lock:
-        return probe(target.model, drafting.model, whole[:_PROBED], height, trees=setup.width > 1)
+        return probe(target.model, drafting.model, whole[:_PROBED], height, trees=setup.width != 1)
 
 
 def _judge(

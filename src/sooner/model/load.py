@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import threading
 from collections.abc import Mapping, Sequence
@@ -163,6 +164,15 @@ def backend(tokenizer: Any, name: str) -> Tokenizer:
     if not isinstance(inner, Tokenizer):
         raise ModelError(f"{name} has a tokenizer without a tokenizer.json; only fast tokenizers are supported.")
     return inner
+
+
+def fingerprint(loaded: Loaded) -> str:
+    """What a warm table is matched by: the tokens and their ids, the width of the logits, and the shape of the
+    cache (layers, key heads, head width). Models fine-tuned from one another have the same one."""
+    layers, _, _, heads, _, width = loaded.model.lanes.store.shape
+    seal = hashlib.sha256(json.dumps([layers, heads, width, loaded.model.vocab_size]).encode())
+    seal.update(json.dumps(sorted(_by_id(loaded.tokenizer).items())).encode())
+    return seal.hexdigest()[:16]
 
 
 def check_same_tokens(target: Any, draft: Any, names: tuple[str, str]) -> None:

@@ -1,0 +1,179 @@
+"""The warm table: what a target is likely to write, counted in text it wrote before. Knows no model.
+
+One safetensors file. `pairs` [n, 2] and `singles` [m] are the keys (last two tokens, last token); `pair_ends`,
+`single_ends` say where each key's continuations end in `ids` and `codes` (pairs first, best first). A code is
+(grade * RANKS + rank) * TRUSTS + trust, uint8. The metadata say what was counted and how sources fared.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+
+from sooner.config import Budget
+from sooner.draft.protocol import Context, Outcome
+from sooner.draft.source import GRADES, RANKS, Guess, graded, graded_priors
+from sooner.errors import DraftError
+
+FORMAT = "sooner-table-1"
+WIDTH = 8  # most continuations of a key
+TRUSTS = 4  # what the count of a key is worth: below 2 rows, 8, 32, more
+LEAST = 0.02  # share below which a continuation is left out
+LEVEL = GRADES * RANKS * TRUSTS
+
+Counts = Mapping[int, float]
+"""How often each token followed a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table in memory, 20 to 30 bytes a key beside the dicts that find it.
+
+    vocab: every id is below it. about: model, tokens, ... as counted. chances: by source, what guesses of each
+    code were worth on held-out text.
+    """
+
+    vocab: int
+    pairs: Mapping[tuple[int, int], int]
+    singles: Mapping[int, int]
+    ends: array[int]
+    ids: array[int]
+    codes: bytes
+    about: Mapping[str, object] = field(default_factory=dict)
+    chances: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+
+    def row(self, before: int | None, last: int) -> tuple[Guess, ...]:
+        """What may follow a pair, or else its last token; the codes of singles come after those of pairs."""
+        at = None if before is None else self.pairs.get((before, last))
+        level = 0
+        if at is None:
+            at, level = self.singles.get(last), LEVEL
+        if at is None:
+            return ()
+        begin, end = self.ends[at - 1] if at else 0, self.ends[at]
+        return tuple((self.ids[i], level + self.codes[i]) for i in range(begin, end))
+
+
+def count_codes(counts: Counts) -> list[tuple[int, int]]:
+    """The continuations of one key worth keeping, best first, with their codes."""
+    total = sum(counts.values())
+    best = sorted(counts.items(), key=lambda item: (-item[1], item[0]))[:WIDTH]
+    best = [(token, share) for token, count in best if (share := count / total) >= LEAST]
+    trust = min(TRUSTS - 1, max(0, int(math.log2(total) + 1) // 2))
+    codes = graded([share for _, share in best])
+    return [(token, code * TRUSTS + trust) for (token, _), code in zip(best, codes, strict=True)]
+
+
+def build(
+    vocab: int, pairs: Mapping[tuple[int, int], Counts], singles: Mapping[int, Counts], about: Mapping[str, object]
+) -> Table:
+    """A table of counts."""
+    ends, ids, codes = array("i"), array("i"), bytearray()
+    for counts in (*pairs.values(), *singles.values()):
+        for token, code in count_codes(counts):
+            ids.append(token)
+            codes.append(code)
+        ends.append(len(ids))
+    places = {key: at for at, key in enumerate(pairs)}
+    lone = {key: len(pairs) + at for at, key in enumerate(singles)}
+    return Table(vocab, places, lone, ends, ids, bytes(codes), about)
+
+
+def save(table: Table, path: Path) -> None:
+    """Write a table; ids take two bytes where the vocabulary allows it."""
+    kind = torch.uint16 if table.vocab <= 1 << 16 else torch.int32
+    lengths = torch.diff(torch.tensor(table.ends, dtype=torch.int64), prepend=torch.zeros(1, dtype=torch.int64))
+    tensors = {
+        "pairs": torch.tensor(list(table.pairs), dtype=torch.int64).reshape(-1, 2).to(kind),
+        "singles": torch.tensor(list(table.singles), dtype=torch.int64).to(kind),
+        "lengths": lengths.to(torch.uint8),
+        "ids": torch.tensor(table.ids, dtype=torch.int64).to(kind),
+        "codes": torch.tensor(list(table.codes), dtype=torch.uint8),
+    }
+    about = {"format": FORMAT, "vocab": table.vocab, "about": table.about, "chances": table.chances}
+    save_file(tensors, path, metadata={"sooner": json.dumps(about)})
+
+
+def load(path: Path, vocab: int) -> Table:
+    """Read a table for a target with `vocab` logits. Raises DraftError for one that is none or does not fit."""
+    try:
+        with safe_open(path, "pt") as file:
+            said = json.loads((file.metadata() or {}).get("sooner", "{}"))
+            if said.get("format") != FORMAT:
+                raise DraftError(f"{path} is not a table of format {FORMAT}. Make one: sooner train table.")
+            found = {name: file.get_tensor(name) for name in ("pairs", "singles", "lengths", "ids", "codes")}
+    except (OSError, SafetensorError, ValueError) as error:
+        raise DraftError(f"the table {path} cannot be read: {error}. Make one: sooner train table.") from None
+    if said["vocab"] > vocab:
+        raise DraftError(
+            f"the table {path} was counted for {said['vocab']} ids, but this target has {vocab}. "
+            "Make one for it: sooner train table."
+        )
+    listed = {name: _ints(tensor) for name, tensor in found.items()}
+    _check(path, found, said["vocab"])
+    pairs = {(before, last): at for at, (before, last) in enumerate(found["pairs"].to(torch.int64).tolist())}
+    singles = {last: len(pairs) + at for at, last in enumerate(listed["singles"])}
+    ends = array("i", found["lengths"].to(torch.int64).cumsum(0).tolist())
+    chances = {name: tuple(values) for name, values in said["chances"].items()}
+    ids, codes = array("i", listed["ids"]), bytes(listed["codes"])
+    return Table(said["vocab"], pairs, singles, ends, ids, codes, said["about"], chances)
+
+
+def _ints(tensor: Tensor) -> list[int]:
+    values: list[int] = tensor.to(torch.int64).flatten().tolist()
+    return values
+
+
+def _check(path: Path, found: Mapping[str, Tensor], vocab: int) -> None:
+    keys, continuations = len(found["pairs"]) + len(found["singles"]), len(found["ids"])
+    lengths = found["lengths"].to(torch.int64)
+    sound = len(lengths) == keys and int(lengths.sum()) == continuations == len(found["codes"])
+    ids = torch.cat([found[name].to(torch.int64).flatten() for name in ("pairs", "singles", "ids")])
+    if not sound or (len(ids) and not 0 <= int(ids.min()) <= int(ids.max()) < vocab):
+        raise DraftError(f"the table {path} is damaged: its parts do not fit together. Make it anew.")
+    if len(found["codes"]) and int(found["codes"].max()) >= LEVEL:
+        raise DraftError(f"the table {path} is damaged: it has codes above {LEVEL - 1}. Make it anew.")
+
+
+class TableSource:
+    """The continuations a warm table has for the last two tokens, or the last. The code is level and code."""
+
+    name = "table"
+    taps: tuple[int, ...] = ()
+    tops = 0
+    priors: tuple[float, ...] = tuple(
+        p for trust in (0.7, 0.5) for p in graded_priors(trust) for _ in range(TRUSTS)
+    )
+
+    def __init__(self, table: Table) -> None:
+        self._table = table
+        self._rows: dict[tuple[int | None, int], tuple[Guess, ...]] = {}  # those asked for, as guesses
+
+    def begin(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> None:
+        if len(self._rows) > _REMEMBERED:
+            self._rows.clear()
+
+    def after(self, request_id: str, path: tuple[int, ...], tail: tuple[int, ...]) -> Sequence[Guess]:
+        key = (tail[-2] if len(tail) > 1 else None, tail[-1])
+        row = self._rows.get(key)
+        if row is None:
+            row = self._rows[key] = self._table.row(*key)
+        return row
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        """A table does not change."""
+
+    def forget(self, request_id: str) -> None:
+        """Nothing is kept by request."""
+
+
+_REMEMBERED = 20_000
