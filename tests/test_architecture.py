@@ -18,8 +18,9 @@ TABLE: dict[str, set[str]] = {
     "params": {"errors", "structured"},
     "structured": {"errors"},
     "config": {"errors"},
-    "core": {"core"},
-    "model": {"model", "core"},
+    "native": {"native"},
+    "core": {"core", "native"},
+    "model": {"model", "core", "native"},
     "heads": {"heads"},
     # model.linear: the heads' products are packed as the target's are.
     "draft": {"draft", "heads", "model.protocol", "model.lanes", "model.linear", "core"},
@@ -66,6 +67,7 @@ TABLE: dict[str, set[str]] = {
 # Third-party packages each part may import, beyond the standard library.
 OUTSIDE: dict[str, set[str]] = {
     "core": {"torch"},
+    "native": {"torch"},
     "control": set(),
     "heads": {"torch", "safetensors"},
     "draft": {"torch", "numpy", "numba", "safetensors"},

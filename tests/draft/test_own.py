@@ -88,7 +88,7 @@ def test_the_first_layers_give_the_features_of_the_whole_model_after_the_final_n
     assert outs[1].features is not None
     assert torch.equal(outs[0].features[:, 0], outs[1].features[:, 0])
     # Tap 1 of the whole is what its second layer reads; of the early one, the same after the final norm.
-    assert torch.equal(whole._norm(outs[0].features[:, 1]), outs[1].features[:, 1])
+    assert torch.equal(whole._shape.norm(outs[0].features[:, 1]), outs[1].features[:, 1])
 
 
 @pytest.mark.parametrize("count", [0, 3, 4])

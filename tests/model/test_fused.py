@@ -9,7 +9,7 @@ import torch
 
 from sooner.core.step import Segment, pack
 from sooner.core.tree import chain
-from sooner.model import fused, hf
+from sooner.model import decoder, fused, hf
 from sooner.testing import check_model
 from tests.model.test_hf import PATHS, PROMPT, TREE, options, tiny
 
@@ -38,7 +38,7 @@ def run(model: hf.HFModel | fused.FusedModel) -> tuple[torch.Tensor, torch.Tenso
     return out.logits, out.features
 
 
-@pytest.mark.parametrize("family", sorted(fused.FAMILIES))
+@pytest.mark.parametrize("family", sorted(decoder.FAMILIES))
 def test_it_is_the_transformers_model(family: str) -> None:
     module = tiny(family, hf.NAME)
     for name, parameter in module.named_parameters():
@@ -94,4 +94,4 @@ def test_bfloat16_rows_are_bit_identical_alone_in_a_chain_and_in_a_batch() -> No
 
 
 def test_options_cover_every_family() -> None:
-    assert all(options(family) for family in fused.FAMILIES)
+    assert all(options(family) for family in decoder.FAMILIES)

@@ -15,12 +15,12 @@ from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
 
 from sooner.errors import ConfigError, DraftError, ModelError, RequestError, unknown
-from sooner.model import fused, hf, pull
+from sooner.model import decoder, fused, hf, native, pull
 from sooner.model import quantize as fewer
 from sooner.model.protocol import Model
 from sooner.model.threads import use as use_threads
 
-RUNTIMES = ("auto", "fused", "hf")
+RUNTIMES = ("auto", "native", "fused", "hf")
 DTYPES: Mapping[str, torch.dtype] = {
     "float32": torch.float32,
     "bfloat16": torch.bfloat16,
@@ -80,7 +80,8 @@ def load(
 
     dtype: "auto" (bfloat16 where the machine computes with it, else float32) or a name in DTYPES.
     device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", ...
-    runtime: "fused" (our own decoder), "hf" (transformers' modules), or "auto" (fused where the family has it).
+    runtime: "native" (our own decoder in C), "fused" (the same in torch), "hf" (transformers' modules), or "auto"
+        (the first of these that serves the model here).
     quantize: "int8" or "int4", the weights of the linear maps at fewer bits; None = as they are.
     threads: that the CPU computes with, for the whole process; see `sooner.model.threads.use`.
     Raises ModelError or ConfigError.
@@ -106,13 +107,21 @@ def load(
 
 def _model(module: Any, runtime: str, quantize: str | None) -> Model:
     kind = str(module.config.model_type)
-    if runtime == "auto":
-        runtime = "fused" if kind in fused.FAMILIES else "hf"
-    if runtime == "fused" and kind not in fused.FAMILIES:
-        raise ConfigError("for runtime fused the " + unknown("model type", kind, fused.FAMILIES) + " Use hf.")
-    if quantize is not None and runtime != "fused":
-        raise ConfigError(f"quantize {quantize} needs runtime fused; this model ({kind}) runs in hf.")
-    return fused.FusedModel(module, quantize) if runtime == "fused" else hf.HFModel(module)
+    ours = kind in decoder.FAMILIES
+    if runtime in ("native", "fused") and not ours:
+        raise ConfigError(
+            f"for runtime {runtime} the " + unknown("model type", kind, decoder.FAMILIES) + " Use hf."
+        )
+    if runtime == "native" and not native.serves(module):
+        raise ConfigError(
+            "runtime native needs a CPU, bfloat16 or float32, a C compiler (cc, gcc or clang), and inner sizes "
+            "that are multiples of 16; use fused."
+        )
+    if runtime == "native" or (runtime == "auto" and ours and native.serves(module)):
+        return native.NativeModel(module, quantize)
+    if quantize is not None and (runtime == "hf" or not ours):
+        raise ConfigError(f"quantize {quantize} needs runtime native or fused; this model ({kind}) runs in hf.")
+    return fused.FusedModel(module, quantize) if ours and runtime != "hf" else hf.HFModel(module)
 
 
 def first_layers(model: Model, count: int | None) -> Model:
@@ -121,7 +130,7 @@ def first_layers(model: Model, count: int | None) -> Model:
     Raises ConfigError for a count that is not from 1 to one less than the model has, and ModelError for a
     model that cannot be cut.
     """
-    if not isinstance(model, fused.FusedModel | hf.HFModel):
+    if not isinstance(model, native.NativeModel | fused.FusedModel | hf.HFModel):
         raise ModelError(f"{type(model).__name__} cannot be cut after some of its layers.")
     total = model.lanes.store.shape[0]
     wanted = max(total // 3, 1) if count is None else count

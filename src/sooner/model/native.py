@@ -1,0 +1,250 @@
+"""The decoder of model/decoder.py as one call of C a pass: sooner/native/pass.c. Knows no requests.
+
+Bits of a row do not depend on what shares the pass, nor on the shape of its tree: nothing is padded, and sums have
+one order. Used on CPU where there is a C compiler; held to `HFModel` by tests/model/test_native.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sooner.core.step import Step
+from sooner.core.tree import ROOT
+from sooner.model.decoder import Norm, Parts, Shape
+from sooner.model.hf import context_limit
+from sooner.model.lanes import LaneCache, staged_parents
+from sooner.model.protocol import Output
+from sooner.native import build
+from sooner.native.arena import Arena
+
+_LANES = 16  # outputs in a panel; every inner size is a multiple of it
+_GELU = ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")
+_SILU = ("SiLU", "SiLUActivation")
+_STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
+_ANGLES = 1024  # positions that rotary tables grow by
+
+
+class _Linear(Structure):
+    _fields_ = [("w", c_void_p), ("bias", c_void_p), ("units", c_int64), ("out", c_int64)]
+
+
+class _Layer(Structure):
+    _fields_ = [
+        *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
+        *((name, c_void_p) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
+        *((name, c_void_p) for name in ("q_norm", "k_norm")),
+        *((name, c_int64) for name in ("norm_all", "table", "window")),
+        *((name, c_float) for name in ("scale", "softcap")),
+    ]
+
+
+class _Model(Structure):
+    _fields_ = [
+        *(
+            (n, c_int64)
+            for n in ("layers", "hidden", "heads", "kv_heads", "dim", "inner", "vocab", "gelu", "rotary")
+        ),
+        *((name, c_float) for name in ("eps", "embed_scale")),
+        *((name, c_void_p) for name in ("embed", "norm")),
+        ("head", _Linear),
+        ("layer", POINTER(_Layer)),
+    ]
+
+
+class _Pass(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("rows", "segments", "wanted", "taps", "tables", "threads")),
+        *((name, c_void_p) for name in ("token", "position", "column", "lane", "parent")),
+        *((name, c_void_p) for name in ("offset", "row", "tap", "cos", "sin", "store")),
+        *((name, c_int64) for name in ("lanes", "capacity")),
+        *((name, c_void_p) for name in ("logits", "features", "scratch")),
+    ]
+
+
+def serves(module: Any) -> bool:
+    """Whether NativeModel can run this module: its sizes, dtype and activation, and a compiler on this machine."""
+    shape = Shape(module)
+    weight = shape.embed.weight
+    inner = int(shape.config.intermediate_size)
+    unit = 2 if weight.dtype == torch.bfloat16 else 1
+    return (
+        weight.device.type == "cpu"
+        and weight.dtype in (torch.bfloat16, torch.float32)
+        and not any(size % _LANES for size in (shape.hidden, inner))
+        and shape.dim % (_LANES * unit) == 0
+        and type(shape.act).__name__ in (*_GELU, *_SILU)
+        and _library(weight.dtype) is not None
+    )
+
+
+class NativeModel:
+    """A Model for the families in decoder.FAMILIES. `module` is emptied: its weights move here, layer by layer."""
+
+    def __init__(self, module: Any) -> None:
+        shape, body = Shape(module), module.model
+        weight = shape.embed.weight
+        library = _library(weight.dtype)
+        if library is None:
+            raise RuntimeError("there is no C compiler here")
+        self._library, self._shape = library, shape
+        self.vocab_size = shape.vocab
+        self.context_limit = context_limit(shape.config)
+        self.device = weight.device
+        self._kept: list[Tensor] = []  # what the C structures point to
+        self._arena = Arena()
+        self._angles: dict[str, tuple[Tensor, Tensor]] = {}
+        head = module.get_output_embeddings()
+        tied = head.weight is weight
+        count = len(body.layers)
+        self._layers = (_Layer * count)()
+        parts = [shape.parts(layer, kind) for layer, kind in zip(body.layers, shape.kinds, strict=True)]
+        self._tables = sorted({p.rotary for p in parts if p.rotary is not None})
+        inner = int(shape.config.intermediate_size)
+        for i in range(count):
+            self._layers[i] = self._layer(parts[i], inner)
+            parts[i] = None  # type: ignore[call-overload]  # each layer's weights go as soon as they are packed
+            body.layers[i] = nn.Identity()
+        scale = torch.as_tensor(getattr(shape.embed, "embed_scale", 1.0)).to(weight.dtype)
+        self._model = _Model(
+            layers=count, hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads, dim=shape.dim,
+            inner=inner, vocab=shape.vocab, gelu=type(shape.act).__name__ in _GELU, rotary=self._rotary_width(),
+            eps=shape.norm.eps, embed_scale=float(scale),
+            embed=None if tied else self._keep(weight.detach()), norm=self._norm(shape.norm),
+            head=self._linear(head.weight.detach(), getattr(head, "bias", None)), layer=self._layers,
+        )  # fmt: skip
+        if tied:  # the head's panels hold the embeddings; nothing else may keep them alive
+            shape.embed.weight = nn.Parameter(weight.new_zeros(0), requires_grad=False)
+            head.weight = shape.embed.weight
+        self._scratch = torch.zeros(0, dtype=torch.uint8)
+        self._dtype = weight.dtype
+        self.lanes = LaneCache(count, shape.kv_heads, shape.dim, weight.dtype, self.device)
+
+    @torch.no_grad()
+    def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
+        """One pass; see Model.forward."""
+        for segment in step.segments:
+            self.lanes.reserve(segment.lane, segment.start, segment.rows)
+        count, store = len(step.tokens), self.lanes.store
+        logits = torch.empty((len(rows), self.vocab_size))
+        features = torch.empty((count, len(taps), self._shape.hidden), dtype=self._dtype) if taps else None
+        angles = [self._angle(kind, step.positions) for kind in self._tables]
+        cos, sin = (
+            (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*angles, strict=True))
+            if angles
+            else (None, None)
+        )
+        kept = [torch.tensor(values, dtype=torch.int64) for values in (_parents(step), step.offsets, list(taps))]
+        now = _Pass(
+            rows=count, segments=len(step.segments), wanted=len(rows), taps=len(taps), tables=len(angles),
+            threads=torch.get_num_threads(), token=step.tokens.data_ptr(), position=step.positions.data_ptr(),
+            column=step.columns.data_ptr(), lane=step.lanes.data_ptr(), parent=kept[0].data_ptr(),
+            offset=kept[1].data_ptr(), row=rows.data_ptr(), tap=kept[2].data_ptr(),
+            cos=None if cos is None else cos.data_ptr(), sin=None if sin is None else sin.data_ptr(),
+            store=store.data_ptr(), lanes=store.shape[2], capacity=store.shape[4], logits=logits.data_ptr(),
+            features=None if features is None else features.data_ptr(),
+        )  # fmt: skip
+        wanted = self._library.scratch_bytes(ctypes.byref(self._model), ctypes.byref(now))
+        if wanted > len(self._scratch) - 64:
+            self._scratch = torch.empty(wanted + 64, dtype=torch.uint8)
+        now.scratch = -(-self._scratch.data_ptr() // 64) * 64
+        self._library.run_pass(ctypes.byref(self._model), ctypes.byref(now))
+        if self._shape.softcap is not None:
+            logits = torch.tanh(logits / self._shape.softcap) * self._shape.softcap
+        for segment in step.segments:
+            tokens = segment.certain + segment.draft.tokens
+            self.lanes.stage(segment.lane, tokens, staged_parents(len(segment.certain), segment.draft.parents))
+        return Output(logits, features)
+
+    def _layer(self, parts: Parts, inner: int) -> Any:
+        weight, bias = parts.gate_up.stacked()
+        return _Layer(
+            qkv=self._linear(*parts.qkv.stacked()),
+            o=self._linear(*parts.out.stacked()),
+            gate_up=self._linear(_in_turn(weight, inner), None if bias is None else _in_turn(bias, inner)),
+            down=self._linear(*parts.down.stacked()),
+            before_attention=self._norm(parts.before_attention),
+            after_attention=self._norm(parts.after_attention),
+            before_mlp=self._norm(parts.before_mlp),
+            after_mlp=self._norm(parts.after_mlp),
+            q_norm=self._norm(parts.q_norm),
+            k_norm=self._norm(parts.k_norm),
+            norm_all=parts.q_norm is not None and len(parts.q_norm.weight) != self._shape.dim,
+            table=-1 if parts.rotary is None else self._tables.index(parts.rotary),
+            window=parts.window or 0,
+            scale=parts.scale,
+            softcap=parts.softcap or 0.0,
+        )
+
+    def _keep(self, tensor: Tensor) -> int:
+        self._kept.append(tensor.contiguous())
+        return self._kept[-1].data_ptr()
+
+    def _norm(self, norm: Norm | None) -> int | None:
+        return None if norm is None else self._keep(norm.weight)
+
+    def _linear(self, weight: Tensor, bias: Tensor | None) -> Any:
+        """Weights [out, in] in panels of 16 outputs, units of 32 bits: [out / 16, units, 16]."""
+        out = len(weight)
+        if out % _LANES:
+            weight = nn.functional.pad(weight, (0, 0, 0, _LANES - out % _LANES))
+        units = weight.contiguous().view(torch.int32)
+        panels = self._arena.take(units.numel()).view(-1, units.shape[1], _LANES)
+        panels.copy_(units.view(-1, _LANES, units.shape[1]).transpose(1, 2))
+        address = None if bias is None else self._keep(bias.detach().float())
+        return _Linear(self._keep(panels), address, units.shape[1], out)
+
+    def _rotary_width(self) -> int:
+        if not self._tables:
+            return 0
+        return self._make_angles(self._tables[0], torch.zeros(1, dtype=torch.int64))[0].shape[1]
+
+    def _angle(self, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosines and sines [N, D'] of one kind of layer, float32; looked up where they never change."""
+        types = getattr(self._shape.rotary, "rope_type", "default")
+        if (types[kind] if isinstance(types, dict) else types) not in _STATIC_ROPE:
+            return self._make_angles(kind, positions)
+        need = int(positions.max()) + 1
+        if kind not in self._angles or len(self._angles[kind][0]) < need:
+            count = -(-need // _ANGLES) * _ANGLES
+            self._angles[kind] = self._make_angles(kind, torch.arange(count))
+        cos, sin = self._angles[kind]
+        return cos[positions], sin[positions]
+
+    def _make_angles(self, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
+        cos, sin = self._shape.tables(torch.zeros((len(positions), 1)), positions, {kind})[kind]
+        return cos.contiguous(), sin.contiguous()
+
+
+def _parents(step: Step) -> list[int]:
+    """For each row the row of its parent node; -1 for certain tokens, root for the first nodes."""
+    parents: list[int] = []
+    for segment, offset in zip(step.segments, step.offsets, strict=False):
+        root = offset + len(segment.certain) - 1
+        parents += [-1] * len(segment.certain)
+        parents += [root if parent == ROOT else root + 1 + parent for parent in segment.draft.parents]
+    return parents
+
+
+def _in_turn(stacked: Tensor, inner: int) -> Tensor:
+    """Gate rows then up rows -> 16 of gate, 16 of up, 16 of gate, ..."""
+    return stacked.view(2, inner // _LANES, _LANES, *stacked.shape[1:]).transpose(0, 1).reshape(stacked.shape)
+
+
+def _library(dtype: torch.dtype) -> Any:
+    """The compiled pass for a dtype, its signatures told, or None."""
+    made = build.library("pass.c", f"BF16={int(dtype == torch.bfloat16)}")
+    if made is None:
+        return None
+    made.scratch_bytes.restype = c_int64
+    made.run_pass.restype = None
+    for structure, which in ((_Linear, 0), (_Layer, 1), (_Model, 2), (_Pass, 3)):
+        made.struct_bytes.restype = c_int64
+        if made.struct_bytes(c_int64(which)) != ctypes.sizeof(structure):
+            raise RuntimeError(f"{structure.__name__} is laid out otherwise in C")
+    return made

@@ -1,0 +1,158 @@
+/* Attention of rows over their lane's columns, by position: a tree sums in the order of its path. Knows no layer norm.
+ */
+/* block[unit][16 columns] <- keys[16 columns][units] */
+static void transpose(const uint32_t *restrict keys, int64_t units, int64_t have, uint32_t *restrict block) {
+    for (int64_t u = 0; u < units; u += L) {
+        vu r[L], t[L];
+        for (int i = 0; i < L; i++) r[i] = i < have ? *(const vu_u *)(keys + i * units + u) : (vu){0};
+#define STAGE(a, b, gap, ...)                                                             \
+    for (int i = 0; i < L; i++)                                                           \
+        if (!(i & gap)) {                                                                 \
+            b[i] = __builtin_shufflevector(a[i], a[i + gap], __VA_ARGS__##_LOW);          \
+            b[i + gap] = __builtin_shufflevector(a[i], a[i + gap], __VA_ARGS__##_HIGH);   \
+        }
+#define S1_LOW 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
+#define S1_HIGH 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
+#define S2_LOW 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
+#define S2_HIGH 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
+#define S4_LOW 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
+#define S4_HIGH 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
+#define S8_LOW 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
+#define S8_HIGH 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
+        _Pragma("GCC unroll 16") STAGE(r, t, 1, S1)
+        _Pragma("GCC unroll 16") STAGE(t, r, 2, S2)
+        _Pragma("GCC unroll 16") STAGE(r, t, 4, S4)
+        _Pragma("GCC unroll 16") STAGE(t, r, 8, S8)
+        for (int i = 0; i < L; i++) *(vu_u *)(block + (u + i) * L) = r[i];
+    }
+}
+
+/* scores[16] of up to 4 queries against one block of transposed keys */
+#define SCORE(Q)                                                                                              \
+    static void score_##Q(const uint32_t *restrict q, int64_t ldq, const uint32_t *restrict block, int64_t units, \
+                          float *restrict out, int64_t ldo) {                                                 \
+        vf acc[Q];                                                                                            \
+        _Pragma("GCC unroll 8") for (int i = 0; i < Q; i++) acc[i] = splat(0);                                \
+        for (int64_t u = 0; u < units; u++) {                                                                 \
+            vu k = *(const vu_u *)(block + u * L);                                                            \
+            _Pragma("GCC unroll 8") for (int i = 0; i < Q; i++) acc[i] = DOT(acc[i], k, q[i * ldq + u]);      \
+        }                                                                                                     \
+        _Pragma("GCC unroll 8") for (int i = 0; i < Q; i++) * (vf_u *)(out + i * ldo) = acc[i];               \
+    }
+SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6) SCORE(7) SCORE(8)
+typedef void (*Score)(const uint32_t *, int64_t, const uint32_t *, int64_t, float *, int64_t);
+static const Score scorers[8] = {score_1, score_2, score_3, score_4, score_5, score_6, score_7, score_8};
+
+/* out[h][16 N] += sum over positions of p[h][position] * value[position][16 N], for H heads of one row */
+#define MIX(H, N)                                                                                             \
+    static void mix_##H##_##N(const float *restrict p, int64_t ldp, const elem *restrict v, int64_t ldv,      \
+                              int64_t count, vf *restrict acc0) {                                             \
+        vf acc[H][N];                                                                                         \
+        _Pragma("GCC unroll 4") for (int h = 0; h < H; h++)                                                   \
+            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[h][n] = acc0[h * 4 + n];                  \
+        for (int64_t c = 0; c < count; c++) {                                                                 \
+            vf x[N];                                                                                          \
+            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) x[n] = load(v + c * ldv + n * L);             \
+            _Pragma("GCC unroll 4") for (int h = 0; h < H; h++)                                               \
+                _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[h][n] += x[n] * p[h * ldp + c];       \
+        }                                                                                                     \
+        _Pragma("GCC unroll 4") for (int h = 0; h < H; h++)                                                   \
+            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc0[h * 4 + n] = acc[h][n];                  \
+    }
+#define MIXES(H) MIX(H, 1) MIX(H, 2) MIX(H, 3) MIX(H, 4)
+MIXES(1) MIXES(2) MIXES(3) MIXES(4)
+typedef void (*Mix)(const float *, int64_t, const elem *, int64_t, int64_t, vf *);
+#define MIXERS(H) {mix_##H##_1, mix_##H##_2, mix_##H##_3, mix_##H##_4}
+static const Mix mixers[4][4] = {MIXERS(1), MIXERS(2), MIXERS(3), MIXERS(4)};
+
+#define SCORES_BYTES (256 * 1024)
+#define TILE_ROWS 8
+
+/* What a row sees: columns 0 to prefix - 1, and after them `path`, the columns of its ancestors and itself. */
+typedef struct {
+    int64_t prefix;
+} Seen;
+
+static void see(const Pass *p, Seen *seen) {
+    for (int64_t r = 0; r < p->rows; r++) {
+        int64_t up = p->parent[r];
+        int straight = up < 0 || (seen[up].prefix == p->position[up] + 1 && p->column[r] == p->column[up] + 1);
+        seen[r].prefix = straight ? p->position[r] + 1 : seen[up].prefix;
+    }
+}
+
+static void softmax(const Layer *layer, float *s, int64_t first, int64_t last) {
+    int64_t low = first & ~(int64_t)(L - 1), high = (last + L) & ~(int64_t)(L - 1); /* last is inclusive */
+    for (int64_t i = low; i < first; i++) s[i] = -INFINITY;
+    for (int64_t i = last + 1; i < high; i++) s[i] = -INFINITY;
+    vf best = splat(-INFINITY);
+    for (int64_t i = low; i < high; i += L) {
+        vf v = *(vf_u *)(s + i) * layer->scale;
+        if (layer->softcap != 0) {
+            vf capped = layer->softcap * vtanh(v / layer->softcap);
+            v = pick(v == splat(-INFINITY), v, capped);
+        }
+        *(vf_u *)(s + i) = v;
+        best = vmax(v, best);
+    }
+    float top = -INFINITY, lanes[L];
+    memcpy(lanes, &best, sizeof lanes);
+    for (int i = 0; i < L; i++) top = lanes[i] > top ? lanes[i] : top;
+    vf sum = splat(0);
+    for (int64_t i = low; i < high; i += L) {
+        vf e = vexp(*(vf_u *)(s + i) - top);
+        *(vf_u *)(s + i) = e;
+        sum += e;
+    }
+    float scale = 1.0f / sum16(sum);
+    for (int64_t i = low; i < high; i += L) *(vf_u *)(s + i) *= scale;
+}
+
+/* One kv head, rows r0 to r1 of one segment. q: [kv_heads, rows, heads of each, dim]; out: [rows, heads, dim]. */
+static void attend(const Model *m, const Pass *p, const Layer *layer, int64_t l, const Seen *seen, int64_t g,
+                   int64_t r0, int64_t r1, const elem *q, elem *out, float *scores, int64_t lds, uint32_t *block) {
+    int64_t heads = m->heads / m->kv_heads, units = m->dim / PER_UNIT, columns = 0, first = INT64_MAX;
+    int64_t per_lane = m->kv_heads * p->capacity * m->dim;
+    const elem *keys = p->store + ((l * 2) * p->lanes + p->lane[r0]) * per_lane + g * p->capacity * m->dim;
+    const elem *values = keys + p->lanes * per_lane;
+    for (int64_t r = r0; r < r1; r++) {
+        int64_t low = layer->window && p->position[r] >= layer->window ? p->position[r] - layer->window + 1 : 0;
+        if (p->column[r] + 1 > columns) columns = p->column[r] + 1;
+        if (low < first) first = low;
+    }
+    for (int64_t c = first & ~(int64_t)(L - 1); c < columns; c += L) {
+        int64_t have = columns - c < L ? columns - c : L;
+        transpose((const uint32_t *)(keys + c * m->dim), units, have, block);
+        int64_t queries = (r1 - r0) * heads;
+        const uint32_t *mine = (const uint32_t *)(q + (g * p->rows + r0) * heads * m->dim);
+        for (int64_t i = 0, n; i < queries; i += n) {
+            n = queries - i < 8 ? queries - i : 8;
+            scorers[n - 1](mine + i * units, units, block, units, scores + i * lds + c, lds);
+        }
+    }
+    for (int64_t r = r0; r < r1; r++) {
+        int64_t last = p->position[r], low = layer->window && last >= layer->window ? last - layer->window + 1 : 0;
+        int64_t prefix = seen[r].prefix, tail = last + 1 - prefix, path[tail + 1];
+        for (int64_t i = tail - 1, up = r; i >= 0; i--, up = p->parent[up]) path[i] = p->column[up];
+        float *s = scores + (r - r0) * heads * lds;
+        for (int64_t h = 0; h < heads; h++) {
+            float *one = s + h * lds;
+            for (int64_t i = 0; i < tail; i++) one[prefix + i] = one[path[i]];
+            softmax(layer, one, low, last);
+        }
+        for (int64_t h = 0; h < heads; h += 4)
+            for (int64_t d = 0; d < m->dim; d += 4 * L) {
+                int64_t nh = heads - h < 4 ? heads - h : 4, nd = (m->dim - d) / L < 4 ? (m->dim - d) / L : 4;
+                vf acc[16];
+                for (int i = 0; i < 16; i++) acc[i] = splat(0);
+                Mix mix = mixers[nh - 1][nd - 1];
+                int64_t end = prefix < last + 1 ? prefix : last + 1;
+                if (low < end) mix(s + h * lds + low, lds, values + low * m->dim + d, m->dim, end - low, acc);
+                for (int64_t i = low > prefix ? low - prefix : 0; i < tail; i++)
+                    mix(s + h * lds + prefix + i, lds, values + path[i] * m->dim + d, m->dim, 1, acc);
+                for (int64_t i = 0; i < nh; i++)
+                    for (int64_t n = 0; n < nd; n++)
+                        store(out + (r * m->heads + g * heads + h + i) * m->dim + d + n * L, acc[i * 4 + n]);
+            }
+    }
+}

@@ -1,0 +1,84 @@
+/* Products with packed weights: out[m] = x[m] . w + bias, few rows, many outputs. Knows no model.
+ *
+ * Each sum runs over k in ascending order in one accumulator, however many rows and panels are in hand at once.
+ */
+typedef struct {
+    const uint32_t *w;
+    const float *bias; /* or NULL */
+    int64_t units, out;
+} Linear;
+
+typedef void (*Kernel)(const uint32_t *x, int64_t ldx, const uint32_t *w, int64_t units, float *out, int64_t ldo,
+                       const uint32_t *next);
+#define FETCH_FROM 5 /* rows from which the next panels are fetched while these are multiplied */
+#define KERNEL(M, P)                                                                                          \
+    static void kernel_##M##_##P(const uint32_t *restrict x, int64_t ldx, const uint32_t *restrict w,         \
+                                 int64_t units, float *restrict out, int64_t ldo, const uint32_t *next) {       \
+        vf acc[M][P];                                                                                         \
+        _Pragma("GCC unroll 8") for (int m = 0; m < M; m++)                                                   \
+            _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) acc[m][p] = splat(0);                         \
+        for (int64_t u = 0; u < units; u++) {                                                                 \
+            vu v[P];                                                                                          \
+            _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) {                                             \
+                v[p] = *(const vu_u *)(w + (p * units + u) * L);                                              \
+                if (M >= FETCH_FROM) __builtin_prefetch(next + (p * units + u) * L, 0, 2);                    \
+            }                                                                                                 \
+            _Pragma("GCC unroll 8") for (int m = 0; m < M; m++) {                                             \
+                uint32_t one = x[m * ldx + u];                                                                \
+                _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) acc[m][p] = DOT(acc[m][p], v[p], one);    \
+            }                                                                                                 \
+        }                                                                                                     \
+        _Pragma("GCC unroll 8") for (int m = 0; m < M; m++)                                                   \
+            _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) * (vf_u *)(out + m * ldo + p * L) = acc[m][p]; \
+    }
+#define KERNELS(M) KERNEL(M, 1) KERNEL(M, 2) KERNEL(M, 3) KERNEL(M, 4)
+KERNELS(1) KERNELS(2) KERNELS(3) KERNELS(4)
+KERNELS(5) KERNELS(6) KERNELS(7) KERNELS(8)
+#define TABLE(M) {kernel_##M##_1, kernel_##M##_2, kernel_##M##_3, kernel_##M##_4}
+static const Kernel kernels[8][4] = {TABLE(1), TABLE(2), TABLE(3), TABLE(4), TABLE(5), TABLE(6), TABLE(7), TABLE(8)};
+static const int widest[8] = {4, 4, 4, 4, 4, 4, 3, 3}; /* panels at once: sums must fit into 32 registers */
+
+/* out[m, n] = x[m] . w[n] + bias[n]. With `gated`, panels are gate and up in turn and out2 gets act(gate) * up. */
+static void product(const Linear *lin, const elem *x, int64_t rows, float *out, elem *gated, int64_t gelu) {
+    const uint32_t *units = (const uint32_t *)x;
+    int64_t panels = (lin->out + L - 1) / L, from, to;
+    if (gated) {
+        share(panels / 2, &from, &to);
+        from *= 2, to *= 2;
+    } else
+        share(panels, &from, &to);
+    float tile[8 * 4 * L];
+    for (int64_t p = from, step; p < to; p += step) {
+        int most = 4;
+        for (int64_t m = 0; m < rows; m += 8) {
+            int height = rows - m < 8 ? (int)(rows - m) : 8;
+            if (widest[height - 1] < most) most = widest[height - 1];
+        }
+        if (gated) most &= ~1; /* gate and up stay together */
+        step = to - p < most ? to - p : most;
+        const uint32_t *w = lin->w + p * lin->units * L;
+        int ragged = (p + step) * L > lin->out;
+        for (int64_t m = 0; m < rows; m += 8) {
+            int height = rows - m < 8 ? (int)(rows - m) : 8;
+            int aside = gated || ragged;
+            float *to_ = aside ? tile : out + m * lin->out + p * L;
+            int64_t ld = aside ? step * L : lin->out;
+            kernels[height - 1][step - 1](units + m * lin->units, lin->units, w, lin->units, to_, ld,
+                                           m + 8 < rows ? w : w + step * lin->units * L);
+            if (lin->bias)
+                for (int i = 0; i < height; i++)
+                    for (int64_t n = 0; n < step * L && p * L + n < lin->out; n++)
+                        to_[i * ld + n] += lin->bias[p * L + n];
+            if (gated)
+                for (int i = 0; i < height; i++)
+                    for (int64_t q = 0; q < step; q += 2) {
+                        vf gate = *(vf_u *)(tile + i * ld + q * L), up = *(vf_u *)(tile + i * ld + (q + 1) * L);
+                        store(gated + (m + i) * (lin->out / 2) + (p + q) / 2 * L, activate(gate, gelu) * up);
+                    }
+            else if (ragged)
+                for (int i = 0; i < height; i++)
+                    for (int64_t n = 0; n < step * L && p * L + n < lin->out; n++)
+                        out[(m + i) * lin->out + p * L + n] = tile[i * ld + n];
+        }
+    }
+}
