@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sooner.core import noise
 from sooner.core.edit import Edit, LawParams, edit
+from sooner.native import law as native
 
 _SELECTED = (64, 512, 4096)  # candidates looked at before all V are; a row goes on only if it needs more
 
@@ -60,16 +61,25 @@ def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ())
     """
     if edits:
         logits = edit(logits, edits)
-    top, best = logits.max(dim=-1)
+    logits = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
     few = [r for r, p in enumerate(params) if not p.greedy and p.truncated]
     wide = [r for r, p in enumerate(params) if not p.greedy and not p.truncated]
-    ids, mass = _few(_scaled(logits, few, params), [params[r] for r in few])
+    if native.serves(logits):
+        filters = {
+            r: native.Filter(params[r].temperature, params[r].top_k, params[r].top_p, params[r].min_p) for r in few
+        }
+        shaped = native.shape(logits, [filters.get(r) for r in range(len(params))])
+        best, broken, ids, mass = shaped.best, shaped.broken, shaped.ids, shaped.mass
+    else:
+        top, best = logits.max(dim=-1)
+        broken = ~torch.isfinite(top)
+        ids, mass = _few(_scaled(logits, few, params), [params[r] for r in few])
     dense = _wide(_scaled(logits, wide, params), [params[r] for r in wide])
     place: list[tuple[str, int]] = [("greedy", -1)] * len(params)
     for kind, rows in (("few", few), ("wide", wide)):
         for i, r in enumerate(rows):
             place[r] = (kind, i)
-    return Law(best, ~torch.isfinite(top), ids, mass, dense, tuple(place), logits.shape[-1])
+    return Law(best, broken, ids, mass, dense, tuple(place), logits.shape[-1])
 
 
 def draw(laws: Law, rows: Sequence[int], keys: Sequence[int]) -> list[int]:
@@ -92,7 +102,6 @@ def log_probs(logits: Tensor) -> Tensor:
 def _scaled(logits: Tensor, rows: Sequence[int], params: Sequence[LawParams]) -> Tensor:
     """Logits of the given rows over their temperatures, highest 0, so that tiny temperatures stay finite."""
     chosen = logits if len(rows) == len(logits) else logits[list(rows)]
-    chosen = chosen if chosen.dtype == torch.float64 else chosen.float()
     if not len(rows):
         return chosen
     # Beyond these a law is one-hot or uniform anyway, and float32 would turn them into 0 and infinity.

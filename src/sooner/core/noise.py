@@ -12,6 +12,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sooner.native import law as native
+
 # Streams: noise for one purpose is independent of noise for another.
 TARGET = 0  # the target's own choice at a position (rule *match*, and drafters that share it)
 DRAFT = 1  # what a drafter draws under *reject*
@@ -81,6 +83,12 @@ def race(probs: Tensor, keys: Sequence[int], ids: Tensor | None = None) -> Tenso
     The id with the smallest exponential / probability wins, which is a draw from the normalised row
     (the Gumbel-max trick). A probability of 0 scores 0, so such a token never comes out.
     """
+    if native.races(probs, ids):
+        drawn = [
+            native.race(p, key, None if ids is None else ids[r])
+            for r, (p, key) in enumerate(zip(probs, keys, strict=True))
+        ]
+        return torch.tensor(drawn, dtype=torch.int64)
     columns = torch.arange(probs.shape[-1], device=probs.device)
     won = torch.empty(len(probs), dtype=torch.int64, device=probs.device)
     # Row by row: the dozen passes over one row stay in the processor's cache.

@@ -1,0 +1,192 @@
+/* Laws of rows of logits, and draws from them. Knows no model, no draft, no request.
+ *
+ * A row's arithmetic does not depend on what other rows there are, nor on the number of threads. The order of
+ * candidates is: higher logit first, among equals the higher id; see core/law.py for what the filters mean.
+ */
+#define BF16 0
+#include "vector.h"
+#ifdef __AVX512F__
+#include <immintrin.h>
+#endif
+
+typedef struct {
+    float value;
+    int32_t id;
+} Candidate;
+
+typedef struct {
+    int64_t rows, vocab, room, threads; /* room: candidates that fit into a row of ids and mass */
+    const float *logits;                /* [rows, vocab] */
+    const double *temperature, *top_p, *min_p;
+    const int64_t *top_k;  /* 0 = no limit */
+    const uint8_t *filter; /* 0: only the likeliest id is wanted */
+    int64_t *best;         /* [rows], the likeliest id, lowest among equals */
+    uint8_t *broken;       /* [rows] */
+    int64_t *ids;          /* [rows, room] */
+    float *mass;           /* [rows, room] */
+    int64_t *count;        /* [rows], survivors; more than `room` if they did not fit */
+} Laws;
+
+/* Highest logit; NaN if any is. */
+static float highest(const float *x, int64_t n) {
+    vf top[4], odd = splat(0);
+    for (int i = 0; i < 4; i++) top[i] = splat(-INFINITY);
+    int64_t i = 0;
+    for (; i + 4 * L <= n; i += 4 * L)
+        for (int j = 0; j < 4; j++) {
+            vf v = *(const vf_u *)(x + i + j * L);
+            top[j] = vmax(v, top[j]);
+            odd = (vf)((vi)odd | (v != v));
+        }
+    float lanes[L], best = -INFINITY;
+    int32_t strange[L], any = 0;
+    vf all = vmax(vmax(top[0], top[1]), vmax(top[2], top[3]));
+    memcpy(lanes, &all, sizeof lanes);
+    memcpy(strange, &odd, sizeof strange);
+    for (int j = 0; j < L; j++) best = lanes[j] > best ? lanes[j] : best, any |= strange[j];
+    for (; i < n; i++) best = x[i] > best ? x[i] : best, any |= x[i] != x[i];
+    return any ? NAN : best;
+}
+
+static int64_t first_equal(const float *x, int64_t n, float wanted) {
+    int64_t i = 0;
+#ifdef __AVX512F__
+    __m512 all = _mm512_set1_ps(wanted);
+    for (; i + L <= n; i += L) {
+        __mmask16 same = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), all, _CMP_EQ_OQ);
+        if (same) return i + __builtin_ctz(same);
+    }
+#endif
+    while (i < n && x[i] != wanted) i++;
+    return i;
+}
+
+/* Sum of exp((x - top) / t) over all ids. */
+static double total_mass(const float *x, int64_t n, float top, float scale) {
+    vf sum[4];
+    for (int j = 0; j < 4; j++) sum[j] = splat(0);
+    int64_t i = 0;
+    for (; i + 4 * L <= n; i += 4 * L)
+        for (int j = 0; j < 4; j++) sum[j] += vexp((*(const vf_u *)(x + i + j * L) - top) * scale);
+    double rest = sum16((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i < n; i++) rest += exp((double)((x[i] - top) * scale));
+    return rest;
+}
+
+/* Ids with a logit of at least `least`, in order of ids. */
+static int64_t collect(const float *x, int64_t n, float least, Candidate *found) {
+    int64_t count = 0, i = 0;
+#ifdef __AVX512F__
+    __m512 low = _mm512_set1_ps(least);
+    for (; i + L <= n; i += L) {
+        uint32_t some = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), low, _CMP_GE_OQ);
+        for (; some; some &= some - 1) {
+            int64_t at = i + __builtin_ctz(some);
+            found[count++] = (Candidate){x[at], (int32_t)at};
+        }
+    }
+#endif
+    for (; i < n; i++)
+        if (x[i] >= least) found[count++] = (Candidate){x[i], (int32_t)i};
+    return count;
+}
+
+static int likelier(const void *a, const void *b) {
+    const Candidate *x = a, *y = b;
+    if (x->value != y->value) return x->value > y->value ? -1 : 1;
+    return x->id > y->id ? -1 : 1;
+}
+
+static const double depths[] = {5, 9, 14, 22, 40, INFINITY}; /* how far below the best candidates are looked for */
+
+/* The survivors of one row's filters: a beginning of the sorted candidates. Returns how many. */
+static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Candidate *found, double *weight) {
+    double t = fmin(fmax(p->temperature[r], 1e-30), 1e30), top_p = p->top_p[r], min_p = p->min_p[r];
+    float scale = (float)(1.0 / t);
+    int64_t k = p->top_k[r] && p->top_k[r] < p->vocab ? p->top_k[r] : 0, n = 0, kept = 0;
+    double total = k || top_p >= 1 ? 0 : total_mass(x, p->vocab, top, scale), inside = 0;
+    for (int d = 0;; d++) {
+        double least = top - depths[d] * t;
+        n = collect(x, p->vocab, least > -3e38 ? (float)least : -INFINITY, found);
+        inside = 0;
+        for (int64_t i = 0; i < n; i++) inside += weight[i] = exp((double)((found[i].value - top) * scale));
+        if (n == p->vocab || depths[d] == INFINITY) break;
+        if (k ? n >= k : min_p > 0 && depths[d] > -log(min_p) + 1e-3) break;
+        if (!k && top_p < 1 && inside >= top_p * total * (1 + 1e-6)) break;
+    }
+    qsort(found, n, sizeof *found, likelier);
+    if (k && k < n) {
+        int64_t last = k;
+        while (last < n && found[last].value == found[k - 1].value) last++;
+        n = last;
+    }
+    inside = 0;
+    for (int64_t i = 0; i < n; i++) inside += weight[i] = exp((double)((found[i].value - top) * scale));
+    double all = k || top_p >= 1 ? inside : fmax(total, inside), before = 0, sum = 0;
+    for (; kept < n; kept++) {
+        if (weight[kept] < min_p * weight[0] || found[kept].value == -INFINITY) break;
+        if (kept && top_p < 1 && !(before < top_p * all)) break;
+        before += weight[kept];
+        sum += weight[kept];
+    }
+    for (int64_t i = 0; i < kept; i++) weight[i] /= sum;
+    return kept;
+}
+
+static void one_row(const Laws *p, int64_t r, Candidate *found, double *weight) {
+    const float *x = p->logits + r * p->vocab;
+    float top = highest(x, p->vocab);
+    p->broken[r] = !isfinite(top);
+    p->best[r] = p->broken[r] ? 0 : first_equal(x, p->vocab, top);
+    p->count[r] = 0;
+    if (!p->filter[r]) return;
+    if (p->broken[r]) { /* nothing to draw from: one id, so that shapes hold */
+        p->ids[r * p->room] = 0, p->mass[r * p->room] = NAN, p->count[r] = 1;
+        return;
+    }
+    p->count[r] = survivors(p, r, x, top, found, weight);
+    int64_t fit = p->count[r] < p->room ? p->count[r] : p->room;
+    for (int64_t i = 0; i < fit; i++) {
+        p->ids[r * p->room + i] = found[i].id;
+        p->mass[r * p->room + i] = (float)weight[i];
+    }
+}
+
+void shape_rows(const Laws *p) {
+#pragma omp parallel num_threads((int)(p->rows < p->threads ? p->rows : p->threads))
+    {
+        Candidate *found = malloc(p->vocab * sizeof *found);
+        double *weight = malloc(p->vocab * sizeof *weight);
+#pragma omp for schedule(static)
+        for (int64_t r = 0; r < p->rows; r++) one_row(p, r, found, weight);
+        free(found);
+        free(weight);
+    }
+}
+
+/* The id with the highest mass / exponential noise: core/noise.py: race. ids NULL: the columns themselves. */
+static uint64_t mixed(uint64_t key, uint64_t id) {
+    uint64_t bits = key + (id + 1) * 0x9E3779B97F4A7C15u;
+    bits = (bits ^ (bits >> 30)) * 0xBF58476D1CE4E5B9u;
+    bits = (bits ^ (bits >> 27)) * 0x94D049BB133111EBu;
+    return bits ^ (bits >> 31);
+}
+
+#define BLOCK 64
+int64_t race_row(const float *mass, const int64_t *ids, int64_t n, uint64_t key) {
+    double best = 0, u[BLOCK];
+    int64_t won = 0;
+    for (int64_t from = 0; from < n; from += BLOCK) {
+        int64_t here = n - from < BLOCK ? n - from : BLOCK;
+        for (int64_t i = 0; i < here; i++)
+            u[i] = ((double)(mixed(key, ids ? (uint64_t)ids[from + i] : (uint64_t)(from + i)) >> 12) + 0.5) * 0x1p-52;
+        for (int64_t i = 0; i < here; i++) {
+            double m = mass[from + i];
+            /* -log(u) >= 1 - u, so what fails here cannot win; what passes is computed in full */
+            if (!(m > (1 - u[i]) * best)) continue;
+            double score = m / -log(u[i]);
+            if (score > best) best = score, won = from + i;
+        }
+    }
+    return ids ? ids[won] : won;
+}

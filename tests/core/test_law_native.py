@@ -1,0 +1,100 @@
+"""The laws of native/law.c against those of torch, their oracle: survivors, masses, draws, broken rows."""
+
+from __future__ import annotations
+
+import math
+import random
+
+import pytest
+import torch
+
+from sooner.core import law as laws
+from sooner.core import noise
+from sooner.core.edit import LawParams
+from sooner.native import law as native
+
+
+def rows(dice: random.Random, count: int, vocab: int) -> torch.Tensor:
+    """Peaked, flat and tied rows, some ids forbidden."""
+    generator = torch.Generator().manual_seed(dice.randrange(1 << 30))
+    table = torch.randn((count, vocab), generator=generator) * torch.tensor(
+        [[dice.choice([0.01, 1.0, 6.0])] for _ in range(count)]
+    )
+    for r in range(count):
+        if dice.random() < 0.5:
+            table[r] = (table[r] * 2).round() / 2
+        if dice.random() < 0.3:
+            table[r, : vocab // 3] = -torch.inf
+    return table
+
+
+def params(dice: random.Random) -> LawParams:
+    return LawParams(
+        dice.choice([0.1, 0.8, 1.0, 5.0]),
+        top_k=dice.choice([0, 0, 1, 3, 50, 10**6]),
+        top_p=dice.choice([1.0, 0.951237, 0.50123, 0.010007, 0.99987]),
+        min_p=dice.choice([0.0, 0.0, 0.05, 1.0, 1e-6]),
+    )
+
+
+def in_torch(logits: torch.Tensor, chosen: list[LawParams], monkeypatch: pytest.MonkeyPatch) -> laws.Law:
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "serves", lambda logits: False)
+        return laws.law(logits, chosen)
+
+
+@pytest.mark.parametrize("vocab", [1, 7, 97, 1000, 5003])
+def test_survivors_and_masses_are_those_of_torch(vocab: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(vocab)
+    for _ in range(40):
+        chosen = [params(dice) for _ in range(5)] + [LawParams()]
+        logits = rows(dice, len(chosen), vocab)
+        assert native.serves(logits)
+        got, want = laws.law(logits, chosen), in_torch(logits, chosen, monkeypatch)
+        assert torch.equal(got.best, want.best)
+        assert got.place == want.place
+        for r, one in enumerate(chosen):
+            ours, theirs = got.row(r), want.row(r)
+            if ours is None or theirs is None:
+                assert one.greedy
+                continue
+            torch.testing.assert_close(ours, theirs, atol=2e-6, rtol=1e-4)
+            assert torch.equal(ours > 0, theirs > 0)
+
+
+def test_a_row_is_the_same_alone_and_among_others() -> None:
+    dice = random.Random(3)
+    logits = rows(dice, 16, 4099)
+    chosen = [LawParams(0.8, top_p=0.95)] * 16
+    together = laws.law(logits, chosen)
+    for r in range(16):
+        alone = laws.law(logits[r : r + 1].contiguous(), chosen[:1])
+        assert torch.equal(alone.row(0), together.row(r))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_rows_without_a_law_are_told(bad: float) -> None:
+    logits = torch.zeros((3, 100))
+    logits[1, 57] = bad
+    logits[2] = -math.inf
+    for one in (LawParams(), LawParams(0.7, top_p=0.9), LawParams(0.7)):
+        assert laws.law(logits, [one] * 3).broken.tolist() == [False, True, True]
+
+
+def test_draws_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(8)
+    for count in (1, 3, 64, 65, 4099):
+        table = rows(dice, 20, count).softmax(-1)
+        ids = torch.stack([torch.randperm(100_000)[:count] for _ in range(20)])
+        keys = [dice.getrandbits(64) for _ in range(20)]
+        for names in (None, ids):
+            got = noise.race(table, keys, names)
+            with monkeypatch.context() as patch:
+                patch.setattr(native, "races", lambda mass, ids: False)
+                assert torch.equal(got, noise.race(table, keys, names))
+
+
+def test_an_id_without_mass_is_never_drawn() -> None:
+    table = torch.zeros((1, 1000))
+    table[0, 421] = 1e-30
+    assert all(noise.race(table, [key]).item() == 421 for key in range(200))
