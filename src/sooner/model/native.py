@@ -6,6 +6,7 @@ one order. Used on CPU where there is a C compiler; held to `HFModel` by tests/m
 
 from __future__ import annotations
 
+import copy
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
@@ -19,7 +20,8 @@ from sooner.core.tree import ROOT
 from sooner.model.decoder import Norm, Parts, Shape
 from sooner.model.hf import context_limit
 from sooner.model.lanes import LaneCache, staged_parents
-from sooner.model.protocol import Output
+from sooner.model.linear import pack
+from sooner.model.protocol import Ends, Output
 from sooner.native import build
 from sooner.native.arena import Arena
 
@@ -160,6 +162,25 @@ class NativeModel:
             tokens = segment.certain + segment.draft.tokens
             self.lanes.stage(segment.lane, tokens, staged_parents(len(segment.certain), segment.draft.parents))
         return Output(logits, features)
+
+    def ends(self) -> Ends:
+        """What draft heads share with this model: copies, unpacked for whoever asks."""
+        units = self._model.head.units
+        count = -(-self.vocab_size // _LANES) * units * _LANES
+        panels = next(t for t in self._kept if t.data_ptr() == self._model.head.w)
+        rows = panels.view(-1, units, _LANES).transpose(1, 2).reshape(count // units, units)
+        head = rows.view(self._dtype)[: self.vocab_size]
+        own = self._shape.embed.weight
+        return Ends(own if len(own) else head, self._shape.norm.weight, pack([head], [None]), lambda: head)
+
+    def first_layers(self, count: int) -> NativeModel:
+        """The first `count` layers, the final norm and the head, on the same weights, with lanes of its own."""
+        early, shape = copy.copy(self), self._shape
+        early._model = _Model.from_buffer_copy(self._model)
+        early._model.layers = count
+        early._scratch = torch.zeros(0, dtype=torch.uint8)
+        early.lanes = LaneCache(count, shape.kv_heads, shape.dim, self._dtype, self.device)
+        return early
 
     def _layer(self, parts: Parts, inner: int) -> Any:
         weight, bias = parts.gate_up.stacked()
