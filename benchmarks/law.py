@@ -19,7 +19,7 @@ from typing import Any
 import torch
 
 from sooner import LLM, SamplingParams
-from sooner.core.edit import Edit, LawParams, edit
+from sooner.core.edit import Edit, LawParams, apply
 from sooner.core.law import law
 from sooner.core.step import Segment, Step, pack
 from sooner.core.tree import Draft, chain
@@ -58,13 +58,11 @@ def timed(work: Callable[[], Any]) -> float:
     return time.perf_counter() - began
 
 
-def judge(logits: torch.Tensor, params: LawParams, tokens: list[int], draft: Draft, rule: Rule) -> None:
+def judge(logits: torch.Tensor, params: LawParams, history: History, draft: Draft, root: int, rule: Rule) -> None:
     """What the engine does with the logits of one request's segment."""
-    edits = []
-    if params.edits:
-        edits.append(Edit(0, params, History(tokens, len(tokens) // 2).past(), paths(draft)))
-    shaped = edit(logits, edits) if edits else logits
-    verify(law(shaped, [params] * len(logits)), [Trial(0, draft, len(tokens) - 1, 7, rule)])
+    if params.edits:  # in place, as the engine does where nobody wants raw log-probabilities
+        apply(logits, Edit(0, params, history.past(), paths(draft)))
+    verify(law(logits, [params] * len(logits)), [Trial(0, draft, root, 7, rule)])
 
 
 def real_pass(llm: LLM, rows: int) -> tuple[list[int], Draft, Step, Callable[[], torch.Tensor]]:
@@ -91,6 +89,8 @@ def main() -> None:
     tokens, draft, _, run = real_pass(LLM(args.model, draft="none"), args.rows)
     logits = run()
     wide = torch.cat([logits - i for i in range(0, 100, 5)], dim=-1)[:, :WIDE]
+    history, root = History(tokens, len(tokens) // 2), len(tokens) - 1
+    history.past()
     passes: list[float] = []
     cost: dict[str, list[float]] = {}
     rules: tuple[Rule, ...] = ("match", "traversal")
@@ -99,8 +99,9 @@ def main() -> None:
             for rule in rules:
                 fresh: list[torch.Tensor] = []
                 whole_pass = timed(lambda: fresh.append(run()))  # noqa: B023  # called at once
-                own = timed(lambda p=params, r=rule: judge(fresh[0], p, tokens, draft, r))  # type: ignore[misc]  # noqa: B023
-                big = timed(lambda p=params, r=rule: judge(wide, p, tokens, draft, r))  # type: ignore[misc]
+                own = timed(lambda p=params, r=rule: judge(fresh[0], p, history, draft, root, r))  # type: ignore[misc]  # noqa: B023
+                big_logits = wide.clone()
+                big = timed(lambda p=params, r=rule: judge(big_logits, p, history, draft, root, r))  # type: ignore[misc]  # noqa: B023
                 if turn > 1:
                     passes.append(whole_pass)
                     cost.setdefault(f"{name} / {rule} / own", []).append(own)

@@ -142,17 +142,18 @@ def _bias(rows: Tensor, params: LawParams) -> None:
 def _penalise(rows: Tensor, one: Edit) -> None:
     """Penalties of every row over past and own path; only ids that occur are touched."""
     past, params = one.past, one.params
-    drafted = sorted({token for path in one.paths for token in path})
-    ids = torch.cat([past.ids, _missing(past.ids, drafted)])
+    known = past.ids.tolist()
+    place = {token: at for at, token in enumerate(known)}
+    pairs = [(r, place.setdefault(token, len(place))) for r, path in enumerate(one.paths) for token in path]
+    ids = torch.tensor(list(place), dtype=torch.int64, device=rows.device)
     counts = past.counts.new_zeros((len(rows), len(ids)))
-    counts[:, : len(past.ids)] = past.counts
+    counts[:, : len(known)] = past.counts
     here = torch.zeros_like(counts, dtype=torch.bool)
-    here[:, : len(past.ids)] = True
-    place = {int(i): at for at, i in enumerate(ids.tolist())} if drafted else {}
-    for r, path in enumerate(one.paths):
-        for token in path:
-            counts[r, place[token]] += 1
-            here[r, place[token]] = True
+    here[:, : len(known)] = True
+    if pairs:
+        where = torch.tensor(pairs).T
+        counts.index_put_((where[0], where[1]), counts.new_ones(()), accumulate=True)
+        here[where[0], where[1]] = True
     scores = rows[:, ids]
     strength = params.repetition_penalty
     repeated = torch.where(scores < 0, scores * strength, scores / strength)
@@ -161,20 +162,18 @@ def _penalise(rows: Tensor, one: Edit) -> None:
     rows[:, ids] = scores
 
 
-def _missing(ids: Tensor, wanted: Sequence[int]) -> Tensor:
-    new = torch.tensor(wanted, dtype=ids.dtype, device=ids.device)
-    return new[~torch.isin(new, ids)]
-
-
 def _forbid(rows: Tensor, one: Edit) -> None:
     """Bad words and ends that come too early."""
     params, past = one.params, one.past
     longest = max((len(word) for word in params.bad_words), default=1) - 1
     tail = tuple(past.tokens[len(past.tokens) - min(longest, len(past.tokens)) :])
+    pairs: list[tuple[int, int]] = []
     for r, path in enumerate(one.paths):
         before = tail + path
         banned = [w[-1] for w in params.bad_words if len(w) == 1 or before[-(len(w) - 1) :] == w[:-1]]
         if past.written + len(path) < params.until:
             banned += params.forbidden
-        if banned:
-            rows[r, banned] = -torch.inf
+        pairs += [(r, token) for token in banned]
+    if pairs:
+        where = torch.tensor(pairs, device=rows.device)
+        rows[where[:, 0], where[:, 1]] = -torch.inf

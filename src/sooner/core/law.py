@@ -62,19 +62,18 @@ def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ())
     if edits:
         logits = edit(logits, edits)
     logits = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
-    few = [r for r, p in enumerate(params) if not p.greedy and p.truncated]
-    wide = [r for r, p in enumerate(params) if not p.greedy and not p.truncated]
+    known = {id(p): (_kind(p), _filter(p)) for p in params}  # rows of one request share their parameters
+    kinds = [known[id(p)] for p in params]
+    few = [r for r, (kind, _) in enumerate(kinds) if kind == "few"]
+    wide = [r for r, (kind, _) in enumerate(kinds) if kind == "wide"]
     if native.serves(logits):
-        filters = {
-            r: native.Filter(params[r].temperature, params[r].top_k, params[r].top_p, params[r].min_p) for r in few
-        }
-        shaped = native.shape(logits, [filters.get(r) for r in range(len(params))])
+        shaped = native.shape(logits, [f for _, f in kinds])
         best, broken, ids, mass = shaped.best, shaped.broken, shaped.ids, shaped.mass
     else:
         top, best = logits.max(dim=-1)
         broken = ~torch.isfinite(top)
         ids, mass = _few(_scaled(logits, few, params), [params[r] for r in few])
-    dense = _wide(_scaled(logits, wide, params), [params[r] for r in wide])
+    dense = _wide(_scaled(logits, wide, params), [params[r] for r in wide]) if wide else logits[:0]
     place: list[tuple[str, int]] = [("greedy", -1)] * len(params)
     for kind, rows in (("few", few), ("wide", wide)):
         for i, r in enumerate(rows):
@@ -82,9 +81,23 @@ def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ())
     return Law(best, broken, ids, mass, dense, tuple(place), logits.shape[-1])
 
 
+def _kind(params: LawParams) -> str:
+    return "greedy" if params.greedy else "few" if params.truncated else "wide"
+
+
+def _filter(params: LawParams) -> native.Filter | None:
+    """What law.c is told of a row; None where it has no truncated law."""
+    if _kind(params) != "few":
+        return None
+    return native.Filter(params.temperature, params.top_k, params.top_p, params.min_p)
+
+
 def draw(laws: Law, rows: Sequence[int], keys: Sequence[int]) -> list[int]:
     """One id drawn from each of the given sampled rows, with the noise of its key."""
     drawn: dict[int, int] = {}
+    if native.races(laws.mass, laws.ids) and all(laws.place[r][0] == "few" for r in rows):
+        at = [laws.place[r][1] for r in rows]
+        return [native.race(laws.mass[i], key, laws.ids[i]) for i, key in zip(at, keys, strict=True)]
     for kind, table, ids in (("few", laws.mass, laws.ids), ("wide", laws.wide, None)):
         chosen = [i for i, r in enumerate(rows) if laws.place[r][0] == kind]
         if chosen:

@@ -15,12 +15,17 @@ block and traversal accept at least as much as reject, on average, and never bia
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
 
+from sooner.core.sparse import Sparse
 from sooner.core.tree import ROOT, Draft, children
+
+Laws = Tensor | Sequence[Sparse]
+"""[1 + n, V]: row 0 after the root, row 1 + i after node i; as a table, or row by row."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,8 +46,8 @@ class Chance(Protocol):
     def coin(self, probability: float, depth: int) -> bool:
         """True with that probability; never at 0, always at 1 or more."""
 
-    def pick(self, weights: Tensor, depth: int) -> int:
-        """An id drawn from `weights` [V], which need not sum to 1 but have mass."""
+    def pick(self, weights: Tensor | Sparse, depth: int) -> int:
+        """An id drawn from `weights`, [V] or sparse, which need not sum to 1 but have mass."""
 
 
 class Picks(Protocol):
@@ -65,14 +70,14 @@ def match(picks: Picks, draft: Draft) -> Verdict:
         node = child
 
 
-def reject(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
-    """laws [1 + n, V]: row 0 after the root, row 1 + i after node i."""
+def reject(laws: Laws, draft: Draft, chance: Chance) -> Verdict:
+    """From the root down, child by child."""
     below = children(draft.parents)
     path: list[int] = []
     node = ROOT
     while True:
         depth = len(path) + 1
-        p = laws[node + 1] / laws[node + 1].sum()
+        p = _normal(laws[node + 1], laws[node + 1])
         accepted = None
         for child in below.get(node, ()):
             if chance.coin(_ratio(p, draft, child), depth):
@@ -86,33 +91,34 @@ def reject(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
         node = accepted
 
 
-def block(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
-    """laws [1 + n, V] along the chain. The longest prefix whose own coin falls right survives."""
+def block(laws: Laws, draft: Draft, chance: Chance) -> Verdict:
+    """The draft is a chain. The longest prefix whose own coin falls right survives."""
     length = len(draft)
     alive = [1.0]  # P_i of the reference: how much of the target's mass the prefix may still claim
     for node in range(length):
         alive.append(min(1.0, alive[-1] * _ratio(laws[node], draft, node)))
     for kept in range(length, 0, -1):
         p = laws[kept]
+        left: Tensor | Sparse = p
         if kept == length:
-            left, survives = p, alive[kept]
+            survives = alive[kept]
         else:
             left = _residual(p, draft, kept, alive[kept])
             survives = _share(float(left.sum()), alive[kept])
         if chance.coin(survives, kept):
             return Verdict(tuple(range(kept)), chance.pick(_normal(left, p), kept + 1))
-    left = _residual(laws[0], draft, 0, 1.0) if length else laws[0]
-    return Verdict((), chance.pick(_normal(left, laws[0]), 1))
+    first = _residual(laws[0], draft, 0, 1.0) if length else laws[0]
+    return Verdict((), chance.pick(_normal(first, laws[0]), 1))
 
 
-def traversal(laws: Tensor, draft: Draft, chance: Chance) -> Verdict:
-    """laws [1 + n, V]: row 0 after the root, row 1 + i after node i.
+def traversal(laws: Laws, draft: Draft, chance: Chance) -> Verdict:
+    """From the leaves to the root.
 
     The first root-to-leaf path is taken; its leaf survives with its P, and the path with it. If not, the
     leaf is cut off, its parent's law loses what the leaf could claim, and the next path is taken.
     """
     below = {node: list(nodes) for node, nodes in children(draft.parents).items()}
-    law = {ROOT: laws[0]}
+    law: dict[int, Tensor | Sparse] = {ROOT: laws[0]}
     alive = {ROOT: 1.0}
     while True:
         path = _first_path(below)
@@ -140,17 +146,22 @@ def _first_path(below: dict[int, list[int]]) -> list[int]:
     return path
 
 
-def _ratio(p: Tensor, draft: Draft, child: int) -> float:
-    """p(x) / q(x) for the child's token; q(x) > 0, since the token was drawn from q."""
+def _ratio(p: Tensor | Sparse, draft: Draft, child: int) -> float:
+    """p(x) / q(x) for the child's token; q(x) > 0, since the token was drawn from q.
+
+    Sparse laws meet point masses alone.
+    """
     token = draft.tokens[child]
-    if draft.probs is None:
+    if draft.probs is None or isinstance(p, Sparse):
         return float(p[token])
     return float(p[token] / draft.probs[child, token].to(p))
 
 
-def _residual(p: Tensor, draft: Draft, child: int, alive: float = 1.0) -> Tensor:
+def _residual(p: Tensor | Sparse, draft: Draft, child: int, alive: float = 1.0) -> Tensor | Sparse:
     """The positive part of alive * p - q: what the target may still draw once the child has failed."""
     token = draft.tokens[child]
+    if isinstance(p, Sparse):
+        return p.without(token) * alive
     if draft.probs is None:
         left = p * alive
         left[token] = 0
@@ -164,7 +175,10 @@ def _share(mass: float, alive: float) -> float:
     return mass / whole if whole > 0 else 1.0
 
 
-def _normal(weights: Tensor, fallback: Tensor) -> Tensor:
+def _normal(weights: Tensor | Sparse, fallback: Tensor | Sparse) -> Tensor | Sparse:
     """weights scaled to sum to 1, or `fallback` where rounding left no mass."""
+    if isinstance(weights, Sparse):
+        mass = weights.sum()
+        return weights / mass if mass > 0 else fallback
     total = weights.sum()
     return weights / total if bool(total > 0) else fallback

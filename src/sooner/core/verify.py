@@ -11,7 +11,8 @@ from torch import Tensor
 
 from sooner.core import noise
 from sooner.core.law import Law, draw
-from sooner.core.rules import Chance, Verdict, block, match, reject, traversal
+from sooner.core.rules import Chance, Laws, Verdict, block, match, reject, traversal
+from sooner.core.sparse import Sparse, sparse
 from sooner.core.tree import ROOT, Draft, depths, is_chain
 
 Rule = Literal["match", "reject", "block", "traversal"]
@@ -48,7 +49,9 @@ class NoiseChance:
     def coin(self, probability: float, depth: int) -> bool:
         return noise.uniform(self._key(depth, noise.COIN)) < probability
 
-    def pick(self, weights: Tensor, depth: int) -> int:
+    def pick(self, weights: Tensor | Sparse, depth: int) -> int:
+        if isinstance(weights, Sparse):
+            return int(noise.race(weights.weights()[None], [self._key(depth, noise.RESIDUAL)], weights.ids[None]))
         names = None if self._names is None else self._names[None]
         return int(noise.race(weights[None], [self._key(depth, noise.RESIDUAL)], names))
 
@@ -76,7 +79,10 @@ def _judge(law: Law, trial: Trial, broken: Sequence[bool]) -> Verdict:
         if parent == ROOT or (parent in kept and not broken[parent + 1]):
             kept.append(node)
     rows = [trial.first, *(trial.first + 1 + node for node in kept)]
-    laws, draft, names = _together(law, rows, _only(trial.draft, kept))
+    draft, names = _only(trial.draft, kept), None
+    laws: Laws | None = sparse(law, rows, draft) if draft.probs is None else None
+    if laws is None:
+        laws, draft, names = _together(law, rows, draft)
     chance: Chance = NoiseChance(trial.seed, trial.root, names)
     if trial.rule == "reject":
         verdict = reject(laws, draft, chance)

@@ -74,7 +74,8 @@ def judge(requests: Sequence[Request], step: Step, logits: Tensor) -> Judged:
     params = [_PLAIN] * len(step.law_rows)
     trials: list[Trial] = []
     errors: dict[str, str] = {}
-    shaped = logits
+    shaped, edited = logits, False
+    raw = any(_wants_raw(request) for request in requests)
     for request, segment, first in zip(requests, step.segments, step.law_starts, strict=True):
         if first is None:
             continue
@@ -82,7 +83,10 @@ def judge(requests: Sequence[Request], step: Step, logits: Tensor) -> Judged:
         params[rows] = [request.law] * (1 + len(segment.draft))
         trials.append(Trial(first, segment.draft, segment.root, request.seed, request.rule))
         if request.history is not None:
-            shaped = widened(logits) if shaped is logits else shaped
+            if shaped is logits and not edited:
+                # Raw log-probabilities are read later; where nobody wants them the logits are edited in place.
+                shaped = widened(logits) if raw else logits if logits.dtype == torch.float64 else logits.float()
+            edited = True
             try:
                 apply(shaped, _edit(request, segment, first, request.history.past()))
             except Exception as error:  # a caller's processor, or a grammar: this request's fault alone
@@ -94,6 +98,11 @@ def judge(requests: Sequence[Request], step: Step, logits: Tensor) -> Judged:
     verdicts = iter(verify(laws, trials))
     judged = tuple(None if first is None else next(verdicts) for first in step.law_starts)
     return Judged(judged, logits, shaped, laws, errors)
+
+
+def _wants_raw(request: Request) -> bool:
+    params = request.params
+    return params.prompt_logprobs is not None or (params.logprobs is not None and params.logprobs_mode == "raw")
 
 
 def _edit(request: Request, segment: Segment, first: int, past: Past) -> Edit:

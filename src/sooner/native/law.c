@@ -15,16 +15,21 @@ typedef struct {
 } Candidate;
 
 typedef struct {
+    double temperature, top_p, min_p;
+    int64_t top_k; /* 0 = no limit */
+    int64_t on;    /* 0: only the likeliest id is wanted */
+} Filter;
+
+typedef struct {
     int64_t rows, vocab, room, threads; /* room: candidates that fit into a row of ids and mass */
     const float *logits;                /* [rows, vocab] */
-    const double *temperature, *top_p, *min_p;
-    const int64_t *top_k;  /* 0 = no limit */
-    const uint8_t *filter; /* 0: only the likeliest id is wanted */
+    const Filter *filter;               /* [rows] */
     int64_t *best;         /* [rows], the likeliest id, lowest among equals */
     uint8_t *broken;       /* [rows] */
     int64_t *ids;          /* [rows, room] */
     float *mass;           /* [rows, room] */
     int64_t *count;        /* [rows], survivors; more than `room` if they did not fit */
+    int64_t *most;         /* the highest of the counts; rows are filled with 0 up to it */
 } Laws;
 
 /* Highest logit; NaN if any is. */
@@ -63,12 +68,13 @@ static int64_t first_equal(const float *x, int64_t n, float wanted) {
 
 /* Sum of exp((x - top) / t) over all ids. */
 static double total_mass(const float *x, int64_t n, float top, float scale) {
-    vf sum[4];
-    for (int j = 0; j < 4; j++) sum[j] = splat(0);
+    vf sum = splat(0), more = splat(0);
     int64_t i = 0;
-    for (; i + 4 * L <= n; i += 4 * L)
-        for (int j = 0; j < 4; j++) sum[j] += vexp((*(const vf_u *)(x + i + j * L) - top) * scale);
-    double rest = sum16((sum[0] + sum[1]) + (sum[2] + sum[3]));
+    for (; i + 2 * L <= n; i += 2 * L) {
+        sum += vexp((*(const vf_u *)(x + i) - top) * scale);
+        more += vexp((*(const vf_u *)(x + i + L) - top) * scale);
+    }
+    double rest = sum16(sum + more);
     for (; i < n; i++) rest += exp((double)((x[i] - top) * scale));
     return rest;
 }
@@ -101,9 +107,10 @@ static const double depths[] = {5, 9, 14, 22, 40, INFINITY}; /* how far below th
 
 /* The survivors of one row's filters: a beginning of the sorted candidates. Returns how many. */
 static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Candidate *found, double *weight) {
-    double t = fmin(fmax(p->temperature[r], 1e-30), 1e30), top_p = p->top_p[r], min_p = p->min_p[r];
+    Filter f = p->filter[r];
+    double t = fmin(fmax(f.temperature, 1e-30), 1e30), top_p = f.top_p, min_p = f.min_p;
     float scale = (float)(1.0 / t);
-    int64_t k = p->top_k[r] && p->top_k[r] < p->vocab ? p->top_k[r] : 0, n = 0, kept = 0;
+    int64_t k = f.top_k < p->vocab ? f.top_k : 0, n = 0, kept = 0;
     double total = k || top_p >= 1 ? 0 : total_mass(x, p->vocab, top, scale), inside = 0;
     for (int d = 0;; d++) {
         double least = top - depths[d] * t;
@@ -115,6 +122,9 @@ static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Ca
         if (!k && top_p < 1 && inside >= top_p * total * (1 + 1e-6)) break;
     }
     qsort(found, n, sizeof *found, likelier);
+    int64_t equals = 0;
+    while (equals < n && found[equals].value == top) equals++;
+    p->best[r] = found[equals - 1].id;
     if (k && k < n) {
         int64_t last = k;
         while (last < n && found[last].value == found[k - 1].value) last++;
@@ -137,9 +147,11 @@ static void one_row(const Laws *p, int64_t r, Candidate *found, double *weight) 
     const float *x = p->logits + r * p->vocab;
     float top = highest(x, p->vocab);
     p->broken[r] = !isfinite(top);
-    p->best[r] = p->broken[r] ? 0 : first_equal(x, p->vocab, top);
-    p->count[r] = 0;
-    if (!p->filter[r]) return;
+    p->best[r] = p->count[r] = 0;
+    if (!p->filter[r].on) {
+        if (!p->broken[r]) p->best[r] = first_equal(x, p->vocab, top);
+        return;
+    }
     if (p->broken[r]) { /* nothing to draw from: one id, so that shapes hold */
         p->ids[r * p->room] = 0, p->mass[r * p->room] = NAN, p->count[r] = 1;
         return;
@@ -162,6 +174,11 @@ void shape_rows(const Laws *p) {
         free(found);
         free(weight);
     }
+    int64_t most = 0;
+    for (int64_t r = 0; r < p->rows; r++) most = p->count[r] > most ? p->count[r] : most;
+    for (int64_t r = 0; r < p->rows; r++)
+        for (int64_t i = p->count[r]; i < most && i < p->room; i++) p->ids[r * p->room + i] = 0, p->mass[r * p->room + i] = 0;
+    *p->most = most;
 }
 
 /* The id with the highest mass / exponential noise: core/noise.py: race. ids NULL: the columns themselves. */

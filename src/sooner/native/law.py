@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import struct
 from collections.abc import Sequence
 from ctypes import Structure, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
@@ -20,8 +21,9 @@ _ROOM = 256  # candidates a row has room for at first; flat laws come back for a
 class _Laws(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("rows", "vocab", "room", "threads")),
-        *((name, c_void_p) for name in ("logits", "temperature", "top_p", "min_p", "top_k", "filter")),
-        *((name, c_void_p) for name in ("best", "broken", "ids", "mass", "count")),
+        ("logits", c_void_p),
+        ("filter", ctypes.c_char_p),
+        *((name, c_void_p) for name in ("best", "broken", "ids", "mass", "count", "most")),
     ]
 
 
@@ -33,6 +35,13 @@ class Filter:
     top_k: int = 0
     top_p: float = 1.0
     min_p: float = 0.0
+
+
+@functools.lru_cache
+def _packed(f: Filter | None) -> bytes:
+    return struct.pack(
+        "dddqq", *((1.0, 1.0, 0.0, 0, 0) if f is None else (f.temperature, f.top_p, f.min_p, f.top_k, 1))
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +63,26 @@ def serves(logits: Tensor) -> bool:
 def shape(logits: Tensor, filters: Sequence[Filter | None]) -> Shaped:
     """The likeliest id of every row of `logits` [n, V], and the candidates of the rows that have a filter."""
     count, vocab = logits.shape
-    some = [f or Filter(1.0) for f in filters]
-    numbers = [
-        (ctypes.c_double * count)(*(getattr(f, n) for f in some)) for n in ("temperature", "top_p", "min_p")
-    ]
-    top_k = (c_int64 * count)(*(f.top_k for f in some))
-    filtered = (ctypes.c_uint8 * count)(*(f is not None for f in filters))
-    given: tuple[ctypes.Array[Any], ...] = (*numbers, top_k, filtered)
-    kept = torch.empty(count, dtype=torch.int64)
+    packed = b"".join([_packed(f) for f in filters])
+    kept, most = (c_int64 * count)(), c_int64()
     best, broken = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
     room = min(_ROOM, vocab)
     while True:
         ids = torch.empty((count, room), dtype=torch.int64)
         mass = torch.empty((count, room))
-        arrays = [ctypes.addressof(a) for a in given]
         told = _Laws(
-            count, vocab, room, torch.get_num_threads(), logits.data_ptr(), *arrays,
-            best.data_ptr(), broken.data_ptr(), ids.data_ptr(), mass.data_ptr(), kept.data_ptr(),
+            count, vocab, room, torch.get_num_threads(), logits.data_ptr(), packed,
+            best.data_ptr(), broken.data_ptr(), ids.data_ptr(), mass.data_ptr(),
+            ctypes.addressof(kept), ctypes.addressof(most),
         )  # fmt: skip
         _library().shape_rows(ctypes.byref(told))
-        wanted = max(kept.tolist(), default=0)
-        if wanted <= room:
+        if most.value <= room:
             break
-        room = wanted
-    rows = [r for r, f in enumerate(filters) if f is not None]
-    if len(rows) < count:
-        ids, mass, kept = ids[rows], mass[rows], kept[rows]
-    ids, mass = ids[:, :wanted], mass[:, :wanted]
-    padding = torch.arange(wanted) >= kept[:, None]
-    return Shaped(best, broken, ids.masked_fill(padding, 0), mass.masked_fill(padding, 0.0))
+        room = most.value
+    if None in filters:
+        rows = [r for r, f in enumerate(filters) if f is not None]
+        ids, mass = ids[rows], mass[rows]
+    return Shaped(best, broken, ids[:, : most.value], mass[:, : most.value])
 
 
 def race(mass: Tensor, key: int, ids: Tensor | None) -> int:
