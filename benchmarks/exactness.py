@@ -224,7 +224,9 @@ def controls(world: World, draws: int) -> dict[str, bool]:
     """Biased rules put in the place of ours: whether the chi-square catches each."""
     caught = {}
     for wrong in (biased.hot_q, biased.accepts_all, biased.plain_residual, biased.redraws):
-        tables = mock.patch("sooner.core.verify.sparse", lambda *_: None)  # the wrong rules are written for tables
+        tables = mock.patch(
+            "sooner.core.verify.sparse", return_value=None
+        )  # the wrong rules are written for tables
         with mock.patch("sooner.core.verify.traversal", wrong), tables:
             found = distribution(world, "temperature 1", "drawn tree", "traversal", 1, draws, 0, 1e-6)
         caught[wrong.__name__] = not found.ok
