@@ -44,6 +44,7 @@ def test_an_injected_fault_is_called_a_bug_with_status_1(verify: Sooner, tiny: P
     assert "Traceback" not in ended.err
     assert "where texts part from plain decoding" in ended.out
     assert any(line.startswith("BUG  ") for line in ended.out.splitlines())
+    assert "the injected fault is found" in " ".join(ended.out.split())
 
 
 def test_json_is_the_whole_verdict_in_one_line(verify: Sooner, tiny: Path) -> None:

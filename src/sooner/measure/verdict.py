@@ -127,7 +127,7 @@ def lines(setup: Setup, verdict: Verdict) -> Iterator[Text]:
     yield Text(f"rows:  {', '.join(said)}")
     yield Text(f"bound: in {found.dtype} a margin of up to {found.bound:.2g} may be rounding")
     line = _word(verdict.word)
-    line.append(f"  {_sentence(verdict)}", style="not bold default")
+    line.append(f"  {_sentence(verdict, setup.inject_fault)}", style="not bold default")
     yield line
 
 
@@ -135,7 +135,7 @@ def _rows(moved: float) -> str:
     return f"margins move by up to {moved:.2g}" if moved else "bit-identical to the row alone"
 
 
-def _sentence(verdict: Verdict) -> str:
+def _sentence(verdict: Verdict, injected: bool) -> str:
     texts = sum(outcome.texts for outcome in verdict.outcomes)
     parted = [divergence for outcome in verdict.outcomes for divergence in outcome.divergences]
     if verdict.word == "PASS":
@@ -150,4 +150,5 @@ def _sentence(verdict: Verdict) -> str:
     rows = (
         "The rows of drafts differ from the same rows alone by more than rounding." if verdict.noise.broken else ""
     )
-    return " ".join(filter(None, (why, rows))) + " Please report this."
+    ending = "So the injected fault is found." if injected else "Please report this."
+    return " ".join(filter(None, (why, rows, ending)))
