@@ -35,6 +35,7 @@ TABLE: dict[str, set[str]] = {
         "model.threads",
         "draft.registry",
         "draft.protocol",
+        "draft.translate",
         "control",
     },
     "measure": {

@@ -13,9 +13,11 @@ from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller
 from sooner.draft import registry
 from sooner.draft.protocol import Drafter
+from sooner.draft.translate import Foreign, Words
 from sooner.engine.detokenize import StreamDetokenizer
 from sooner.engine.engine import Engine, Event
 from sooner.engine.grammar import GrammarCompiler
+from sooner.engine.grammar_vocab import vocabulary
 from sooner.engine.logprobs import TokenLogprob
 from sooner.engine.request import Request
 from sooner.engine.stats import Acceptance
@@ -117,7 +119,7 @@ class LLM:
             use_threads(threads)
         self.target = model
 
-        def load_draft(wanted: registry.Spec) -> Model:
+        def load_draft(wanted: registry.Spec) -> Model | Foreign:
             name = wanted.argument or ""
             if wanted.name == "early-exit":
                 return loading.first_layers(self.target.model, int(name) if name else None)
@@ -133,8 +135,9 @@ class LLM:
             drafted = loading.load(
                 name, dtype=draft_dtype or dtype, device=device, runtime=runtime, threads=threads
             )
-            loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (self.target.name, name))
-            return drafted.model
+            if loading.same_tokens(self.target.tokenizer, drafted.tokenizer):
+                return drafted.model
+            return Foreign(drafted.model, _words(drafted), _words(self.target))
 
         if spec is not None and spec.name == "auto":
             spec = replace(spec, argument=shipped_table(self.target))
@@ -344,3 +347,17 @@ def _budget(draft: str, k: int | None, width: int | None) -> Budget:
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_K:
         raise ConfigError(f"width must be a whole number from 1 to {MAX_K}, got {width!r}.")
     return Budget(depth=k, width=width, nodes=min(k * width, max(k, TREE_NODES)) if tree else k * width)
+
+
+def _words(loaded: loading.Loaded) -> Words:
+    """A model's tokenizer, for a draft in other ids."""
+    try:
+        spelled = vocabulary(loaded.backend, loaded.model.vocab_size, loaded.eos_ids).spelled
+    except ConfigError:  # its tokens are no pieces of the text (WordPiece): none is spelled alike in both
+        spelled = ()
+    return Words(
+        spelled,
+        loaded.encode,
+        lambda ids: loaded.backend.decode(list(ids), skip_special_tokens=True),
+        loaded.eos_ids,
+    )

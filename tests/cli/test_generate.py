@@ -298,3 +298,14 @@ def test_a_bias_or_shape_that_makes_no_sense_is_one_line(
     generate: Sooner, arguments: tuple[object, ...], expected: str
 ) -> None:
     assert generate(*arguments).complaint.startswith(expected)
+
+
+def test_an_expected_text_is_a_draft(generate: Sooner, tmp_path: Path) -> None:
+    plain = values(generate("--draft", "none", "--json"))
+    (tmp_path / "expected.txt").write_text(plain["text"])
+    found = values(generate("--draft", "prediction", "--prediction", tmp_path / "expected.txt", "--json"))
+    assert found["token_ids"] == plain["token_ids"]
+    assert found["stats"]["drafted"] > 0
+    refused = generate("--prediction", "any text")
+    assert (refused.status, refused.out) == (2, "")
+    assert "--prediction is used by --draft prediction only" in refused.err

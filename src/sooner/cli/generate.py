@@ -32,8 +32,8 @@ def generate(
     draft: Annotated[
         str,
         typer.Option(
-            help="auto, none, lookup, suffix, recycle[:TABLE], model:PATH, self:int8, self:int4, early-exit[:N]; "
-            "A+B joins several."
+            help="auto, none, lookup, suffix, prediction, recycle[:TABLE], model:PATH, self:int8, self:int4, "
+            "early-exit[:N], medusa:PATH; A+B joins several."
         ),
     ] = "lookup",
     k: options.K = None,
@@ -91,6 +91,13 @@ def generate(
     choice: Annotated[
         list[str] | None, typer.Option(metavar="TEXT", help="Write one of these; give it several times.")
     ] = None,
+    prediction: Annotated[
+        str | None,
+        typer.Option(metavar="TEXT", help="With --draft prediction: the text you expect (text, or a file)."),
+    ] = None,
+    allow_pickles: Annotated[
+        bool, typer.Option("--allow-pickles", help="Read draft heads from .pt and .bin files too.")
+    ] = False,
     dtype: options.Dtype = "auto",
     device: options.Device = "auto",
     runtime: options.Runtime = "auto",
@@ -106,6 +113,10 @@ def generate(
     """
     if logprobs is not None and not as_json:
         raise ConfigError("logprobs are shown with --json only; add --json.")
+    if prediction is not None and "prediction" not in draft.split("+"):
+        raise ConfigError(
+            "--prediction is used by --draft prediction only; add it, or join it: prediction+lookup."
+        )
     params = SamplingParams(
         max_tokens=max_tokens,
         temperature=temperature,
@@ -124,6 +135,7 @@ def generate(
         stop=tuple(stop or ()),
         logprobs=logprobs,
         rule=cast(Rule, rule),  # SamplingParams checks it
+        prediction=None if prediction is None else text_or_file("--prediction", prediction),
     )
     text = read_prompt(prompt)
     pull_first(model, draft.removeprefix("model:"))
@@ -140,6 +152,7 @@ def generate(
             runtime=runtime,
             quantize=quantize,
             threads=threads,
+            allow_pickles=allow_pickles,
         )
         ids = llm.encode(text) if raw else llm.encode_chat(text)
     written = _follow(llm, ids, params, _nothing if as_json else _show)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -25,28 +26,63 @@ from sooner.model.protocol import Model
 _CHUNK = 512  # rows of one request in one pass while catching up with a prompt
 
 
+class Ids(Protocol):
+    """How a draft model's ids stand to the target's. width: the laws are over the target's first `width` ids."""
+
+    width: int
+
+    def text(self, context: Context) -> Sequence[int] | None:
+        """The text in the model's ids; None where it has none."""
+
+    def theirs(self, logits: Tensor) -> Tensor:
+        """Logits over the model's ids as [n, width], -inf for ids of the target that the model does not have."""
+
+    def own(self, token: int) -> int:
+        """The model's id for one of the target's that `theirs` has."""
+
+
+class SameIds:
+    """One tokenizer for both; either may have more ids than the other, by padding."""
+
+    def __init__(self, vocab: int, own: int) -> None:
+        self.width, self._own = min(vocab, own), own
+
+    def text(self, context: Context) -> Sequence[int] | None:
+        return None if max(context.tokens) >= self._own else context.tokens
+
+    def theirs(self, logits: Tensor) -> Tensor:
+        return logits[:, : self.width]
+
+    def own(self, token: int) -> int:
+        return token
+
+
 @dataclass(slots=True)
 class _Chain:
-    """A draft in the making: where it came from and the tokens and laws drawn so far."""
+    """A draft in the making: where it came from and the tokens and laws drawn so far.
+
+    known: text and drawn tokens in the model's own ids. tokens: the drawn ones in the target's.
+    """
 
     context: Context
     lane: int
     depth: int
+    known: list[int]
     tokens: list[int] = field(default_factory=list)
     probs: list[Tensor] = field(default_factory=list)
     done: bool = False
 
     def next_segment(self, model: Model) -> Segment:
-        known = [*self.context.tokens, *self.tokens]
-        held = model.lanes.settle(self.lane, known[:-1])
-        missing = known[held : held + _CHUNK]
-        return Segment(self.lane, held, tuple(missing), law=held + len(missing) == len(known))
+        held = model.lanes.settle(self.lane, self.known[:-1])
+        missing = self.known[held : held + _CHUNK]
+        return Segment(self.lane, held, tuple(missing), law=held + len(missing) == len(self.known))
 
 
 class ModelDrafter:
     """Chains drawn from `model`, by the target's own parameters.
 
-    vocab: width of the target's logits. The model's own may be wider or narrower by padding.
+    vocab: width of the target's logits. ids: how the model's own ids stand to them; by default they are the same,
+        and there may be more or fewer by padding.
     name: how reports call it.
     confidence: drafting stops *after* a token that the model gave less than this probability; such a
         token is still proposed, since leaving out drawn tokens would bias the output. 0 = never stop.
@@ -54,12 +90,14 @@ class ModelDrafter:
 
     taps: tuple[int, ...] = ()
 
-    def __init__(self, model: Model, vocab: int, confidence: float = 0.4, *, name: str = "model") -> None:
+    def __init__(
+        self, model: Model, vocab: int, confidence: float = 0.4, *, name: str = "model", ids: Ids | None = None
+    ) -> None:
         if not 0 <= confidence <= 1:
             raise ConfigError(f"confidence must be from 0 to 1, got {confidence}.")
         self.model, self.name = model, name
         self._vocab = vocab
-        self._shared = min(vocab, model.vocab_size)
+        self._ids = ids or SameIds(vocab, model.vocab_size)
         self._confidence = confidence
         self._lanes: dict[str, int] = {}
 
@@ -80,27 +118,30 @@ class ModelDrafter:
     def _start(self, context: Context, budget: Budget) -> _Chain | None:
         limit = self.model.context_limit
         depth = min(budget.depth, budget.nodes) if budget.width else 0
+        text = self._ids.text(context) if depth else None
+        if text is None:
+            return None
         if limit is not None:
-            depth = min(depth, limit - len(context.tokens) + 1)
-        if depth <= 0 or max(context.tokens) >= self.model.vocab_size:
+            depth = min(depth, limit - len(text) + 1)
+        if depth <= 0:
             return None
         lane = self._lanes.get(context.request_id)
         if lane is None:
             lane = self._lanes[context.request_id] = self.model.lanes.open()
-        return _Chain(context, lane, depth)
+        return _Chain(context, lane, depth, list(text))
 
     def _advance(self, chains: Sequence[_Chain]) -> None:
         """One pass for all chains; those that are up to date draw one token each."""
         segments = [c.next_segment(self.model) for c in chains]
         step = pack(segments)
-        logits = self.model.forward(step, rows=step.law_rows).logits[:, : self._shared]
+        logits = self._ids.theirs(self.model.forward(step, rows=step.law_rows).logits)
         drawing = [c for c, segment in zip(chains, segments, strict=True) if segment.law]
         if drawing:
             self._draw(drawing, logits)
 
     def _draw(self, chains: Sequence[_Chain], logits: Tensor) -> None:
         edits = [
-            Edit(r, _narrowed(c.context.law, self._shared), c.context.past, (tuple(c.tokens),))
+            Edit(r, _narrowed(c.context.law, self._ids.width), c.context.past, (tuple(c.tokens),))
             for r, c in enumerate(chains)
             if c.context.past is not None
         ]
@@ -116,6 +157,7 @@ class ModelDrafter:
             row = laws.row(r)
             token = drawn.get(r, best[r])
             c.tokens.append(token)
+            c.known.append(self._ids.own(token))
             if row is not None and c.context.rule != "match":
                 c.probs.append(row)
             certainty = sure[r] if row is None else float(row[token])

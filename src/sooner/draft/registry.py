@@ -12,6 +12,7 @@ from sooner.draft.model import ModelDrafter
 from sooner.draft.none import NoDrafter
 from sooner.draft.prediction import PredictionDrafter
 from sooner.draft.protocol import Drafter
+from sooner.draft.translate import Foreign, TranslatingDrafter
 from sooner.errors import ConfigError, DraftError, unknown
 from sooner.heads import medusa as medusa_files
 from sooner.model.protocol import Ends, Model, WithEnds
@@ -35,8 +36,8 @@ class Spec:
         return self.name if self.argument is None else f"{self.name}:{self.argument}"
 
 
-LoadModel = Callable[[Spec], Model]
-"""The model a specification draws from. model:NAME: another one, refused if its tokenizer is not the target's;
+LoadModel = Callable[[Spec], Model | Foreign]
+"""The model a specification draws from. model:NAME: another one, Foreign if its tokenizer is not the target's;
 self:KIND: the target's own weights at fewer bits; early-exit: its own first layers."""
 
 
@@ -53,7 +54,10 @@ def _prediction(spec: Spec, target: Model, load: LoadModel) -> Drafter:
 
 
 def _model(spec: Spec, target: Model, load: LoadModel) -> Drafter:
-    return ModelDrafter(load(spec), target.vocab_size, name=spec.name)
+    found = load(spec)
+    if isinstance(found, Foreign):
+        return TranslatingDrafter(found, target.vocab_size, name=spec.name)
+    return ModelDrafter(found, target.vocab_size, name=spec.name)
 
 
 def _suffix(spec: Spec, target: Model, load: LoadModel) -> Drafter:

@@ -223,7 +223,8 @@ def _tensors(path: Path, pickles: bool) -> dict[str, Tensor]:
         raise ModelError(f"{path} holds no Medusa heads: no {HEADS_ONLY}.safetensors, no {_MODEL}.")
     if not pickles:
         raise ModelError(
-            f"{pickled[0].name} is a pickle, which can run code; it is read only with allow_pickles=True. "
+            f"{pickled[0].name} is a pickle, which can run code; it is read only with allow_pickles=True "
+            "(--allow-pickles). "
             "Better: convert it to safetensors."
         )
     named = [file for file in pickled if file.stem == HEADS_ONLY] or pickled

@@ -205,21 +205,27 @@ def check_same_tokens(target: Any, draft: Any, names: tuple[str, str]) -> None:
 
     Ids that only one side has are padding as long as the other never emits them, and are no difference.
     """
+    found = _difference(target, draft, names)
+    if found is not None:
+        raise DraftError(f"the draft {names[1]} {found} Use a draft of the same family, or --draft lookup.")
+
+
+def same_tokens(target: Any, draft: Any) -> bool:
+    """Whether two tokenizers agree, but for padding."""
+    return _difference(target, draft, ("the target", "the draft")) is None
+
+
+def _difference(target: Any, draft: Any, names: tuple[str, str]) -> str | None:
     left, right = (_by_id(tokenizer) for tokenizer in (target, draft))
     different = [i for i in sorted(left.keys() & right.keys()) if left[i] != right[i]]
     if different:
         shown = "; ".join(f"{i}: {left[i]!r} / {right[i]!r}" for i in different[:5])
-        raise DraftError(
-            f"the draft {names[1]} has another tokenizer than {names[0]}: {len(different)} ids differ, "
-            f"first {shown}. Use a draft of the same family, or --draft lookup."
-        )
+        return f"has another tokenizer than {names[0]}: {len(different)} ids differ, first {shown}."
     rules = [json.loads(backend(t, n).to_str()) for t, n in zip((target, draft), names, strict=True)]
     for part in ("normalizer", "pre_tokenizer"):
         if rules[0].get(part) != rules[1].get(part):
-            raise DraftError(
-                f"the draft {names[1]} splits text in another way than {names[0]} (their {part}s differ), "
-                "although the ids agree. Use a draft of the same family, or --draft lookup."
-            )
+            return f"splits text in another way than {names[0]} (their {part}s differ), although the ids agree."
+    return None
 
 
 def _by_id(tokenizer: Any) -> dict[int, str]:
