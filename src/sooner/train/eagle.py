@@ -23,6 +23,9 @@ from sooner.train.unroll import Batch, Score
 
 _SHARD = 32768  # tokens: half a minute of a small target's passes, and what a kill can lose of them
 _GRAIN = 64
+_TEMPER = (
+    0.05  # of the final norm at first: what the last stream says by itself is confident, and late by one token
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +105,7 @@ def begin(ends: Ends, ids: Tensor, layers_wide: tuple[int, int], vocab: int) -> 
         head.down.weight.zero_()
         head.head.weight.copy_(ends.head()[ids].float())
         if ends.norm is not None:
-            head.norm.weight.copy_(ends.norm.float())
+            head.norm.weight.copy_(ends.norm.float() * _TEMPER)
     return head
 
 
@@ -183,7 +186,7 @@ def train(
     """
     layers = model.lanes.store.shape[0]
     taps: tuple[int, ...] = (2, layers // 2, layers - 3)
-    if layers < 6:
+    if layers < 7:
         taps = tuple(range(layers))[-3:]
     if len(taps) < 3:
         raise ConfigError(f"an EAGLE-3 head needs a target of at least 3 layers, {name} has {layers}.")
