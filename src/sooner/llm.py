@@ -33,7 +33,7 @@ Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
 DEFAULT_K = {"lookup": 8, "suffix": 8, "prediction": 16, "model": 5, "self": 5, "early-exit": 4, "medusa": 5}
-TREES = frozenset({"recycle", "combine", "auto"})  # drafters that guess trees unless told otherwise
+TREES = frozenset({"recycle", "combine", "auto", "eagle"})  # drafters that guess trees unless told otherwise
 TREE_WIDTH, TREE_NODES = 8, 15  # with the root 16 rows, which cost little more than one
 
 

@@ -35,13 +35,13 @@ def eagle(
     out: Out,
     model: Model = DEFAULT_MODEL,
     data: Data = None,
-    steps: Annotated[int, typer.Option(metavar="N", help="Batches to train on.")] = 4000,
-    rate: Annotated[float, typer.Option(metavar="R", help="Highest learning rate.")] = 1e-3,
+    steps: Annotated[int, typer.Option(metavar="N", help="Batches to train on.")] = 8000,
+    rate: Annotated[float, typer.Option(metavar="R", help="Highest learning rate.")] = 1.5e-3,
     vocab: Annotated[
         int, typer.Option(metavar="N", help="Ids of the head's own LM head, the most frequent.")
     ] = 8192,
     window: Annotated[int, typer.Option(metavar="N", help="Tokens of one sequence.")] = 512,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences of one batch.")] = 4,
+    batch: Annotated[int, typer.Option(metavar="N", help="Sequences of one batch.")] = 2,
     unroll: Annotated[int, typer.Option(metavar="N", help="Steps of training-time test.")] = 3,
     share: Annotated[float, typer.Option(metavar="F", help="Part of the positions whose loss is taken.")] = 0.5,
     every: Annotated[int, typer.Option(metavar="N", help="Batches between scores on held-out text.")] = 250,

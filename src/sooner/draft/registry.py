@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from sooner.draft import join
+from sooner.draft.eagle import EagleDrafter
 from sooner.draft.lookup import LookupDrafter
 from sooner.draft.medusa import MedusaDrafter
 from sooner.draft.model import ModelDrafter
@@ -14,6 +15,7 @@ from sooner.draft.prediction import PredictionDrafter
 from sooner.draft.protocol import Drafter
 from sooner.draft.translate import Foreign, TranslatingDrafter
 from sooner.errors import ConfigError, DraftError, unknown
+from sooner.heads import checkpoint as eagle_files
 from sooner.heads import medusa as medusa_files
 from sooner.model.protocol import Ends, Model, WithEnds
 
@@ -85,6 +87,15 @@ def _medusa(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     )
 
 
+def _eagle(spec: Spec, target: Model, load: LoadModel) -> Drafter:
+    return EagleDrafter(
+        eagle_files.load(spec.argument or "", pickles=spec.pickles),
+        _ends(spec, target),
+        layers=target.lanes.store.shape[0],
+        vocab=target.vocab_size,
+    )
+
+
 def _ends(spec: Spec, target: Model) -> Ends:
     if not isinstance(target, WithEnds):
         raise DraftError(f"draft {spec.name!r} shares the target's LM head, and this target has none to share.")
@@ -119,11 +130,12 @@ _MAKERS: Mapping[str, Callable[[Spec, Model, LoadModel], Drafter]] = {
     "self": _model,
     "early-exit": _model,
     "medusa": _medusa,
+    "eagle": _eagle,
     "recycle": _recycle,
     "auto": _auto,
     "combine": _combine,
 }
-_ARGUED = ("suffix", "model", "self", "early-exit", "medusa", "recycle")  # those that take an argument
+_ARGUED = ("suffix", "model", "self", "early-exit", "medusa", "eagle", "recycle")  # those that take an argument
 NAMES = tuple(name for name in _MAKERS if name != "combine")  # which is written A+B
 FORMS = (
     "auto",
@@ -138,6 +150,7 @@ FORMS = (
     "self:int4",
     "early-exit[:N]",
     "medusa:FOLDER",
+    "eagle:FOLDER",
     "A+B",
 )
 BITS = ("int8", "int4")
@@ -178,6 +191,11 @@ def _medusa_argument(argument: str, given: bool) -> None:
         raise ConfigError("draft 'medusa' needs heads: write medusa:FOLDER.")
 
 
+def _eagle_argument(argument: str, given: bool) -> None:
+    if not argument:
+        raise ConfigError("draft 'eagle' needs a head: write eagle:FOLDER.")
+
+
 def _self_argument(argument: str, given: bool) -> None:
     if argument not in BITS:
         allowed = " or ".join(f"self:{kind}" for kind in BITS)
@@ -195,6 +213,7 @@ _CHECKS: Mapping[str, Callable[[str, bool], None]] = {
     "self": _self_argument,
     "early-exit": _early_exit_argument,
     "medusa": _medusa_argument,
+    "eagle": _eagle_argument,
 }
 
 

@@ -185,7 +185,10 @@ def _tensors(path: Path, pickles: bool) -> dict[str, Tensor]:
             f"{found} is a pickle, which may run code when it is read. Convert it to safetensors, or allow it "
             "with allow_pickles=True; only tensors are read from it."
         )
-    loaded = torch.load(found, map_location="cpu", weights_only=True)
+    try:
+        loaded = torch.load(found, map_location="cpu", weights_only=True)
+    except Exception as error:  # unpickling raises what it likes
+        raise ModelError(f"{found} cannot be read as tensors alone: {str(error).splitlines()[0]}") from error
     if not isinstance(loaded, dict) or not all(isinstance(t, Tensor) for t in loaded.values()):
         raise ModelError(f"{found} does not hold tensors by name.")
     return loaded

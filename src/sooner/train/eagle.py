@@ -23,6 +23,8 @@ from sooner.train.unroll import Batch, Score
 
 _SHARD = 32768  # tokens: half a minute of a small target's passes, and what a kill can lose of them
 _GRAIN = 64
+# What the last stream and the token say by themselves is confident and a token late; they begin softly.
+_TEMPER, _CARRY = 0.1, 0.1  # of the final norm, and of the token that attention carries
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +38,7 @@ class Recipe:
 
     vocab: int = 8192
     window: int = 512
-    batch: int = 4
+    batch: int = 2
     unroll: int = 3
     step_decay: float = 0.8
     share: float = 0.5
@@ -97,12 +99,12 @@ def begin(ends: Ends, ids: Tensor, layers_wide: tuple[int, int], vocab: int) -> 
         head.qkv.weight[:wide, :hidden] = match
         head.qkv.weight[wide : 2 * wide, :hidden] = match
         head.qkv.weight[2 * wide :, :hidden] = torch.eye(wide, hidden)
-        head.out.weight.copy_(torch.eye(hidden, wide))
+        head.out.weight.copy_(torch.eye(hidden, wide) * _CARRY)
         head.gate_up.weight.normal_(0.0, hidden**-0.5)
         head.down.weight.zero_()
         head.head.weight.copy_(ends.head()[ids].float())
         if ends.norm is not None:
-            head.norm.weight.copy_(ends.norm.float())
+            head.norm.weight.copy_(ends.norm.float() * _TEMPER)
     return head
 
 
@@ -183,7 +185,7 @@ def train(
     """
     layers = model.lanes.store.shape[0]
     taps: tuple[int, ...] = (2, layers // 2, layers - 3)
-    if layers < 6:
+    if layers < 7:
         taps = tuple(range(layers))[-3:]
     if len(taps) < 3:
         raise ConfigError(f"an EAGLE-3 head needs a target of at least 3 layers, {name} has {layers}.")
