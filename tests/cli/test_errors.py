@@ -43,7 +43,7 @@ WORD = "library "
         (("--quantize", "int9"), "unknown quantize 'int9'. Did you mean 'int8'? Allowed: int4, int8."),
         (
             ("--quantize", "int8", "--runtime", "hf"),
-            "--quantize int8 needs runtime fused",
+            "--quantize int8 needs runtime native or fused",
         ),
         (("--draft", "lookup:3"), "draft 'lookup' takes no argument, got '3'."),
         (("--draft", "model"), "draft 'model' needs a model: write model:FOLDER or model:NAME."),

@@ -142,7 +142,7 @@ def test_what_is_not_allowed_is_refused_by_name(tmp_path: Path) -> None:
         check("int4", CPU, torch.float16)
     assert quantize.KINDS == ("int4", "int8")
     folder = str(make_tiny(tmp_path / "model", seed=0))
-    with pytest.raises(ConfigError, match="quantize int8 needs runtime fused"):
+    with pytest.raises(ConfigError, match="quantize int8 needs runtime native or fused"):
         load(folder, device="cpu", runtime="hf", quantize="int8")
     with pytest.raises(ConfigError, match=r"unknown quantize 'int9'"):
         load(folder, device="cpu", quantize="int9")

@@ -131,12 +131,10 @@ def _model(module: Any, runtime: str, quantize: str | None) -> Model:
             "runtime native needs a CPU, bfloat16 or float32, a C compiler (cc, gcc or clang), and inner sizes "
             "that are multiples of 16; use fused."
         )
-    if runtime == "native" and quantize is not None:
-        raise ConfigError(f"quantize {quantize} needs runtime fused.")
-    if quantize is None and (runtime == "native" or (runtime == "auto" and ours and native.serves(module))):
-        return native.NativeModel(module)
+    if runtime == "native" or (runtime == "auto" and ours and native.serves(module)):
+        return native.NativeModel(module, quantize)
     if quantize is not None and (runtime == "hf" or not ours):
-        raise ConfigError(f"quantize {quantize} needs runtime fused; this model ({kind}) runs in hf.")
+        raise ConfigError(f"quantize {quantize} needs runtime native or fused; this model ({kind}) runs in hf.")
     return fused.FusedModel(module, quantize) if ours and runtime != "hf" else hf.HFModel(module)
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import copy
 import ctypes
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int64, c_void_p
+from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
 import torch
@@ -17,6 +17,8 @@ from torch import Tensor, nn
 
 from sooner.core.step import Step
 from sooner.core.tree import ROOT
+from sooner.errors import ModelError
+from sooner.model import quantize as fewer
 from sooner.model.decoder import Norm, Parts, Shape
 from sooner.model.hf import context_limit
 from sooner.model.lanes import LaneCache, staged_parents
@@ -33,7 +35,12 @@ _ANGLES = 1024  # positions that rotary tables grow by
 
 
 class _Linear(Structure):
-    _fields_ = [("w", c_void_p), ("bias", c_void_p), ("units", c_int64), ("out", c_int64)]
+    _fields_ = [
+        *((name, c_void_p) for name in ("w", "bias", "scale")),
+        *((name, c_int64) for name in ("units", "out")),
+        ("bits", c_int32),
+        ("top", c_float),
+    ]
 
 
 class _Layer(Structure):
@@ -86,9 +93,12 @@ def serves(module: Any) -> bool:
 
 
 class NativeModel:
-    """A Model for the families in decoder.FAMILIES. `module` is emptied: its weights move here, layer by layer."""
+    """A Model for the families in decoder.FAMILIES. `module` is emptied: its weights move here, layer by layer.
 
-    def __init__(self, module: Any) -> None:
+    quantize: "int8", or "int4" for all but the LM head, which int4 would cost most and stays at int8.
+    """
+
+    def __init__(self, module: Any, quantize: str | None = None) -> None:
         shape, body = Shape(module), module.model
         weight = shape.embed.weight
         library = _library(weight.dtype)
@@ -98,6 +108,7 @@ class NativeModel:
         self.vocab_size = shape.vocab
         self.context_limit = context_limit(shape.config)
         self.device = weight.device
+        self._quantize = quantize
         self._kept: list[Tensor] = []  # what the C structures point to
         self._arena = Arena()
         self._angles: dict[str, tuple[Tensor, Tensor]] = {}
@@ -118,7 +129,8 @@ class NativeModel:
             inner=inner, vocab=shape.vocab, gelu=type(shape.act).__name__ in _GELU, rotary=self._rotary_width(),
             eps=shape.norm.eps, embed_scale=float(scale),
             embed=None if tied else self._keep(weight.detach()), norm=self._norm(shape.norm),
-            head=self._linear(head.weight.detach(), getattr(head, "bias", None)), layer=self._layers,
+            head=self._linear(head.weight.detach(), getattr(head, "bias", None), quantize and "int8"),
+            layer=self._layers,
         )  # fmt: skip
         if tied:  # the head's panels hold the embeddings; nothing else may keep them alive
             shape.embed.weight = nn.Parameter(weight.new_zeros(0), requires_grad=False)
@@ -165,6 +177,8 @@ class NativeModel:
 
     def ends(self) -> Ends:
         """What draft heads share with this model: copies, unpacked for whoever asks."""
+        if self._quantize is not None:
+            raise ModelError("the target's weights are quantised; draft heads need them as they are.")
         units = self._model.head.units
         count = -(-self.vocab_size // _LANES) * units * _LANES
         panels = next(t for t in self._kept if t.data_ptr() == self._model.head.w)
@@ -184,11 +198,12 @@ class NativeModel:
 
     def _layer(self, parts: Parts, inner: int) -> Any:
         weight, bias = parts.gate_up.stacked()
+        bias = None if bias is None else _in_turn(bias, inner)
         return _Layer(
-            qkv=self._linear(*parts.qkv.stacked()),
-            o=self._linear(*parts.out.stacked()),
-            gate_up=self._linear(_in_turn(weight, inner), None if bias is None else _in_turn(bias, inner)),
-            down=self._linear(*parts.down.stacked()),
+            qkv=self._linear(*parts.qkv.stacked(), self._quantize),
+            o=self._linear(*parts.out.stacked(), self._quantize),
+            gate_up=self._linear(_in_turn(weight, inner), bias, self._quantize),
+            down=self._linear(*parts.down.stacked(), self._quantize),
             before_attention=self._norm(parts.before_attention),
             after_attention=self._norm(parts.after_attention),
             before_mlp=self._norm(parts.before_mlp),
@@ -209,16 +224,22 @@ class NativeModel:
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._keep(norm.weight)
 
-    def _linear(self, weight: Tensor, bias: Tensor | None) -> Any:
-        """Weights [out, in] in panels of 16 outputs, units of 32 bits: [out / 16, units, 16]."""
+    def _linear(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Any:
+        """Weights [out, in] in panels of 16 outputs, units of 32 bits: [out / 16, units, 16]; or at fewer bits."""
         out = len(weight)
         if out % _LANES:
             weight = nn.functional.pad(weight, (0, 0, 0, _LANES - out % _LANES))
         units = weight.contiguous().view(torch.int32)
+        bias_at = None if bias is None else self._keep(bias.detach().float())
+        if quantize is not None:
+            small = fewer.panels(quantize, weight)
+            codes = self._arena.take(small.codes.numel() // 4)
+            codes.copy_(small.codes.view(-1).view(torch.int32))
+            scale = None if small.scale is None else self._keep(small.scale)
+            return _Linear(self._keep(codes), bias_at, scale, units.shape[1], out, small.bits, small.top)
         panels = self._arena.take(units.numel()).view(-1, units.shape[1], _LANES)
         panels.copy_(units.view(-1, _LANES, units.shape[1]).transpose(1, 2))
-        address = None if bias is None else self._keep(bias.detach().float())
-        return _Linear(self._keep(panels), address, units.shape[1], out)
+        return _Linear(self._keep(panels), bias_at, None, units.shape[1], out, 0, 0.0)
 
     def _rotary_width(self) -> int:
         if not self._tables:

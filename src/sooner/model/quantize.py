@@ -17,6 +17,7 @@ from sooner.errors import ConfigError, unknown
 KINDS = ("int4", "int8")
 GROUP = 32  # inputs that share a scale in int4
 _PANEL = 16  # outputs the int4 kernel takes at a time
+_TOP = 2**15 - 1
 _SLICE = 1024  # outputs quantised at a time: bounds what the search needs beside the weights
 # int4 tries the whole range of a group, and narrower ones that clip its ends: what errs least is kept.
 _RANGES = (1.0, 0.95, 0.9, 0.85, 0.8)
@@ -129,9 +130,9 @@ def linear(kind: str, weight: Tensor, bias: Tensor | None) -> Int8Linear | Int4L
 
 
 def _rounded(scale: Tensor) -> Tensor:
-    """As a bfloat16 number, and never 0: a row of zeros needs some scale."""
+    """As a bfloat16 number, and never 0: a row of zeros needs some scale. What is not finite stays so."""
     rounded = scale.bfloat16().float()
-    return torch.where(rounded > 0, rounded, torch.ones_like(rounded))
+    return torch.where(rounded == 0, torch.ones_like(rounded), rounded)
 
 
 def _best(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
@@ -152,3 +153,29 @@ def _best(groups: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _codes(groups: Tensor, scale: Tensor, middle: Tensor) -> Tensor:
     return ((groups - middle[..., None]) / scale[..., None]).round_().add_(8).clamp_(0, 15)
+
+
+@dataclass(frozen=True, slots=True)
+class Panels:
+    """Weights as native/quantized.h reads them. top: the largest whole number a row may be rounded to there."""
+
+    codes: Tensor
+    scale: Tensor | None
+    bits: int
+    top: float
+
+
+def panels(kind: str, weight: Tensor) -> Panels:
+    """Pack [out, in], `out` a multiple of 16, for the C kernels; shapes that int4 cannot hold are kept in int8."""
+    out, inputs = weight.shape
+    if kind == "int4" and fits_int4(out, inputs):
+        four = to_int4(weight)
+        split = four.codes.view(out // _PANEL, _PANEL, -1, GROUP // 8, 2, 4).permute(0, 2, 3, 4, 1, 5)
+        both = (split[:, :, :, 0] | split[:, :, :, 1] << 4).reshape(out // _PANEL, inputs // GROUP, -1)
+        pairs = torch.stack([four.scale, four.middle], dim=-1).bfloat16().view(out // _PANEL, _PANEL, -1, 2)
+        scales = pairs.transpose(1, 2).reshape(out // _PANEL, inputs // GROUP, -1).view(torch.uint8)
+        return Panels(torch.cat([both, scales], dim=-1), None, 4, float(_TOP))
+    eight = to_int8(weight)
+    codes = eight.codes.view(out // _PANEL, _PANEL, inputs // 2, 2).transpose(1, 2).contiguous()
+    largest = int(eight.codes.abs().sum(1, dtype=torch.int64).max())
+    return Panels(codes, eight.scale, 8, float(min(_TOP, (2**31 - 1) // max(largest, 1))))

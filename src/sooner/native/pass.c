@@ -68,7 +68,6 @@ static void rotate(float *x, const float *cos, const float *sin, int64_t width) 
     }
 }
 
-static int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
 static int64_t row_stride(const Pass *p) { return (p->capacity + 2 * L - 1) & ~(int64_t)(L - 1); }
 
 static int64_t tile_height(const Model *m, const Pass *p) {
@@ -78,8 +77,12 @@ static int64_t tile_height(const Model *m, const Pass *p) {
 static int64_t scores_bytes(const Model *m, const Pass *p) {
     return padded(tile_height(m, p) * (m->heads / m->kv_heads) * row_stride(p) * 4);
 }
+static int64_t widest_input(const Model *m) {
+    int64_t mixed = m->heads * m->dim, most = m->hidden > m->inner ? m->hidden : m->inner;
+    return m->head.bits ? (mixed > most ? mixed : most) : 0;
+}
 static int64_t own_bytes(const Model *m, const Pass *p) {
-    return scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4);
+    return scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4) + rounded_bytes(ALONE, widest_input(m));
 }
 static int64_t widest_row(const Model *m) {
     int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim;
@@ -90,7 +93,7 @@ int64_t scratch_bytes(const Model *m, const Pass *p) {
     int64_t n = p->rows;
     return padded(n * m->hidden * 4) + padded(n * widest_row(m) * 4) + padded(n * m->hidden * sizeof(elem)) +
            padded(n * m->heads * m->dim * sizeof(elem)) * 2 + padded(n * m->inner * sizeof(elem)) +
-           padded(n * sizeof(Seen)) + p->threads * own_bytes(m, p);
+           padded(n * sizeof(Seen)) + rounded_bytes(n, widest_input(m)) + p->threads * own_bytes(m, p);
 }
 
 int64_t struct_bytes(int64_t which) {
@@ -102,7 +105,11 @@ int64_t struct_bytes(int64_t which) {
 static void embed(const Model *m, int64_t token, float *x) {
     if (m->embed)
         for (int64_t i = 0; i < m->hidden; i++) x[i] = widen(m->embed[token * m->hidden + i]) * m->embed_scale;
-    else {
+    else if (m->head.bits) { /* int8 */
+        const int8_t *panel = (const int8_t *)m->head.w + token / L * PANEL8(m->hidden) + token % L * 2;
+        float scale = m->head.scale[token] * m->embed_scale;
+        for (int64_t i = 0; i < m->hidden; i++) x[i] = (float)panel[i / 2 * L * 2 + i % 2] * scale;
+    } else {
         const uint32_t *panel = m->head.w + token / L * m->head.units * L + token % L;
         for (int64_t u = 0; u < m->head.units; u++)
             for (int64_t j = 0; j < PER_UNIT; j++)
@@ -155,6 +162,7 @@ void run_pass(const Model *m, const Pass *p) {
     elem *mixed = TAKE(elem, n * nq * sizeof(elem));
     elem *inner = TAKE(elem, n * m->inner * sizeof(elem));
     Seen *seen = TAKE(Seen, n * sizeof(Seen));
+    char *together = TAKE(char, rounded_bytes(n, widest_input(m)));
     char *own = at;
     see(p, seen);
     int64_t tile = tile_height(m, p), lds = row_stride(p);
@@ -163,6 +171,7 @@ void run_pass(const Model *m, const Pass *p) {
         int64_t from, to;
         float *scores = (float *)(own + omp_get_thread_num() * own_bytes(m, p));
         uint32_t *block = (uint32_t *)((char *)scores + scores_bytes(m, p));
+        Room room = {(char *)block + padded(m->dim / PER_UNIT * L * 4), together};
         share(n, &from, &to);
         for (int64_t r = from; r < to; r++) embed(m, p->token[r], x + r * hidden);
         for (int64_t l = 0; l < m->layers; l++) {
@@ -174,7 +183,7 @@ void run_pass(const Model *m, const Pass *p) {
                 narrow(layer->before_attention ? normed : stream, hidden, h + r * hidden);
             }
             BARRIER
-            product(&layer->qkv, h, n, y, NULL, 0);
+            product(&layer->qkv, h, n, y, NULL, 0, &room);
             BARRIER
             for (int64_t r = from; r < to; r++) place(m, p, layer, l, r, y + r * layer->qkv.out, q);
             BARRIER
@@ -187,7 +196,7 @@ void run_pass(const Model *m, const Pass *p) {
                             attend(m, p, layer, l, seen, g, r, end, q, mixed, scores, lds, block);
                         }
             BARRIER
-            product(&layer->o, mixed, n, y, NULL, 0);
+            product(&layer->o, mixed, n, y, NULL, 0, &room);
             BARRIER
             for (int64_t r = from; r < to; r++) {
                 float *add = y + r * hidden, *stream = x + r * hidden;
@@ -197,9 +206,9 @@ void run_pass(const Model *m, const Pass *p) {
                 narrow(layer->before_mlp ? add : stream, hidden, h + r * hidden);
             }
             BARRIER
-            product(&layer->gate_up, h, n, NULL, inner, m->gelu);
+            product(&layer->gate_up, h, n, NULL, inner, m->gelu, &room);
             BARRIER
-            product(&layer->down, inner, n, y, NULL, 0);
+            product(&layer->down, inner, n, y, NULL, 0, &room);
             BARRIER
             for (int64_t r = from; r < to; r++) {
                 float *add = y + r * hidden, *stream = x + r * hidden;
@@ -221,6 +230,6 @@ void run_pass(const Model *m, const Pass *p) {
             narrow(y + i * hidden, hidden, h + i * hidden);
         }
         BARRIER
-        if (p->wanted) product(&m->head, h, p->wanted, p->logits, NULL, 0);
+        if (p->wanted) product(&m->head, h, p->wanted, p->logits, NULL, 0, &room);
     }
 }

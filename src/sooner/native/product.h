@@ -4,9 +4,14 @@
  */
 typedef struct {
     const uint32_t *w;
-    const float *bias; /* or NULL */
-    int64_t units, out;
+    const float *bias;  /* or NULL */
+    const float *scale; /* int8: of each output */
+    int64_t units, out; /* units: 32 bits each, of a row of elems */
+    int32_t bits;       /* 0: weights are elems; 8, 4: see quantized.h */
+    float top;          /* int8: the largest whole number a row may be rounded to */
 } Linear;
+
+#include "quantized.h"
 
 typedef void (*Kernel)(const uint32_t *x, int64_t ldx, const uint32_t *w, int64_t units, float *out, int64_t ldo,
                        const uint32_t *next);
@@ -39,7 +44,9 @@ static const Kernel kernels[8][4] = {TABLE(1), TABLE(2), TABLE(3), TABLE(4), TAB
 static const int widest[8] = {4, 4, 4, 4, 4, 4, 3, 3}; /* panels at once: sums must fit into 32 registers */
 
 /* out[m, n] = x[m] . w[n] + bias[n]. With `gated`, panels are gate and up in turn and out2 gets act(gate) * up. */
-static void product(const Linear *lin, const elem *x, int64_t rows, float *out, elem *gated, int64_t gelu) {
+static void product(const Linear *lin, const elem *x, int64_t rows, float *out, elem *gated, int64_t gelu,
+                    const Room *room) {
+    Rounded rounded = lin->bits ? whole(lin, x, rows, room) : (Rounded){0};
     const uint32_t *units = (const uint32_t *)x;
     int64_t panels = (lin->out + L - 1) / L, from, to;
     if (gated) {
@@ -47,10 +54,11 @@ static void product(const Linear *lin, const elem *x, int64_t rows, float *out, 
         from *= 2, to *= 2;
     } else
         share(panels, &from, &to);
+    int tall = lin->bits ? 16 : 8;
     float tile[8 * 4 * L];
     for (int64_t p = from, step; p < to; p += step) {
-        int most = 4;
-        for (int64_t m = 0; m < rows; m += 8) {
+        int most = lin->bits ? 2 : 4;
+        for (int64_t m = 0; m < rows && !lin->bits; m += 8) {
             int height = rows - m < 8 ? (int)(rows - m) : 8;
             if (widest[height - 1] < most) most = widest[height - 1];
         }
@@ -58,13 +66,16 @@ static void product(const Linear *lin, const elem *x, int64_t rows, float *out, 
         step = to - p < most ? to - p : most;
         const uint32_t *w = lin->w + p * lin->units * L;
         int ragged = (p + step) * L > lin->out;
-        for (int64_t m = 0; m < rows; m += 8) {
-            int height = rows - m < 8 ? (int)(rows - m) : 8;
+        for (int64_t m = 0; m < rows; m += tall) {
+            int height = rows - m < tall ? (int)(rows - m) : tall;
             int aside = gated || ragged;
             float *to_ = aside ? tile : out + m * lin->out + p * L;
             int64_t ld = aside ? step * L : lin->out;
-            kernels[height - 1][step - 1](units + m * lin->units, lin->units, w, lin->units, to_, ld,
-                                           m + 8 < rows ? w : w + step * lin->units * L);
+            if (lin->bits)
+                multiply_whole(lin, &rounded, m, height, p, step, to_, ld);
+            else
+                kernels[height - 1][step - 1](units + m * lin->units, lin->units, w, lin->units, to_, ld,
+                                               m + 8 < rows ? w : w + step * lin->units * L);
             if (lin->bias)
                 for (int i = 0; i < height; i++)
                     for (int64_t n = 0; n < step * L && p * L + n < lin->out; n++)

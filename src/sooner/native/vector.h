@@ -105,6 +105,8 @@ static inline vf activate(vf x, int64_t gelu) {
     return x / (1.0f + vexp(-x));
 }
 
+static int64_t padded(int64_t bytes) { return (bytes + 63) & ~(int64_t)63; }
+
 /* What of n pieces this thread does. */
 static void share(int64_t n, int64_t *from, int64_t *to) {
     int64_t t = omp_get_thread_num(), all = omp_get_num_threads();
