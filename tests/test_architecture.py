@@ -26,7 +26,7 @@ TABLE: dict[str, set[str]] = {
     "draft": {"draft", "heads", "model.protocol", "model.lanes", "model.linear", "core"},
     "train": {"train", "heads", "model", "core"},
     "control": {"control"},
-    "engine": {"engine", "control", "draft.protocol", "model.protocol", "core"},
+    "engine": {"engine", "control", "draft.protocol", "model.protocol", "model.lanes", "core"},
     "llm": {
         "engine",
         "model.load",
@@ -74,7 +74,7 @@ OUTSIDE: dict[str, set[str]] = {
     "train": {"torch", "safetensors", "matplotlib"},
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},
-    "measure": {"torch", "rich"},
+    "measure": {"torch", "rich", "matplotlib"},
     "integrations": {"torch", "transformers"},
     "cli": {"typer", "rich", "click"},
     "testing": {"torch"},

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import overload
 
 from sooner.config import MAX_K, Budget, EngineConfig
+from sooner.control.adaptive import AdaptiveController
 from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller
+from sooner.control.store import CostFile
 from sooner.draft import registry
 from sooner.draft.protocol import Drafter
 from sooner.engine.detokenize import StreamDetokenizer
@@ -23,16 +25,17 @@ from sooner.engine.stop import FinishReason, Piece
 from sooner.errors import ConfigError, RequestError
 from sooner.model import load as loading
 from sooner.model.protocol import Model
-from sooner.model.pull import DEFAULT_MODEL
+from sooner.model.pull import DEFAULT_MODEL, cache_root
 from sooner.model.threads import use as use_threads
 from sooner.params import SamplingParams
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
-DEFAULT_K = {"lookup": 8, "suffix": 8, "prediction": 16, "model": 5, "self": 5, "early-exit": 4, "medusa": 5}
 TREES = frozenset({"recycle", "combine", "auto"})  # drafters that guess trees unless told otherwise
 TREE_WIDTH, TREE_NODES = 8, 15  # with the root 16 rows, which cost little more than one
+MOST_K = {"model": 8, "self": 8, "early-exit": 6, "medusa": 5}
+"""Without a k the adaptive controller guesses up to so many tokens deep, by drafter; 16 where it is not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,7 +80,8 @@ class LLM:
 
     model: a packaged name, a folder, a hub id, or a model loaded already (its dtype and device are kept).
     draft: one of `sooner.draft.registry.FORMS`, or an object that keeps the Drafter protocol.
-    k: most tokens guessed a step (0 = plain decoding; default by drafter).
+    k: tokens guessed every step (0 = plain decoding). None: as many as pay, decided request by request and step
+        by step from what passes cost on this machine and what guesses brought.
     width: most children of one node (default by drafter); above 1 the draft is a tree of up to k * width
         nodes, TREE_NODES at most for drafters that fill whatever they may.
     dtype, device, runtime, quantize: see `sooner.model.load.load`. draft_dtype: that of a draft model, the
@@ -109,6 +113,7 @@ class LLM:
     ) -> None:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
         budget = _budget(spec.name if spec else "", k, width)
+        by_name = isinstance(model, str)
         if isinstance(model, str):
             model = loading.load(
                 model, dtype=dtype, device=device, runtime=runtime, quantize=quantize, threads=threads
@@ -144,12 +149,18 @@ class LLM:
             drafter = draft
         else:
             raise ConfigError(f"draft must be a name or a Drafter, got {type(draft).__name__}.")
+        self._cost_file = None
+        if by_name and controller is None and k is None:
+            self._cost_file = CostFile(cache_root() / "costs", self.target.costs_depend_on, drafter.name)
+        if controller is None:
+            costs = None if self._cost_file is None else self._cost_file.costs
+            controller = FixedController(budget) if k is not None else AdaptiveController(budget, costs)
         backend = self.target.backend
         self._grammars = GrammarCompiler(backend, self.target.model.vocab_size, self.target.eos_ids)
         self.engine = Engine(
             self.target.model,
             drafter,
-            controller or FixedController(budget),
+            controller,
             eos_ids=self.target.eos_ids,
             detokenizer=lambda prompt, skip: StreamDetokenizer(backend, prompt, skip),
             encode=lambda text: self.target.encode(text, special=False),
@@ -264,6 +275,8 @@ class LLM:
                     request = self._gone.popleft()
                     self.engine.abort(request)
                     self._events.pop(request.id, None)
+                if self._cost_file is not None:
+                    self._cost_file.save_if_due()
             finally:
                 self._lock.release()
 
@@ -337,7 +350,7 @@ def shipped_table(target: loading.Loaded) -> str | None:
 
 def _budget(draft: str, k: int | None, width: int | None) -> Budget:
     tree = draft in TREES
-    k = DEFAULT_K.get(draft, 8) if k is None else k
+    k = MOST_K.get(draft, 16) if k is None else k
     width = (TREE_WIDTH if tree else 1) if width is None else width
     if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= MAX_K:
         raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {k!r}.")

@@ -48,6 +48,14 @@ class Loaded:
     def device(self) -> torch.device:
         return self.model.lanes.store.device
 
+    @property
+    def costs_depend_on(self) -> tuple[str, ...]:
+        """What the time of a pass depends on, beside what is in it."""
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        dtype = str(self.model.lanes.store.dtype).removeprefix("torch.")
+        runtime = type(self.model).__name__
+        return (self.name, dtype, runtime, str(self.device), gpu, f"{torch.get_num_threads()} threads")
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with what the tokenizer puts around a prompt (BOS, ...)."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
