@@ -1,4 +1,4 @@
-"""Throughput and latency under load: the same requests for every setting, taking turns. Knows no tables, no plots.
+"""Throughput and latency under load: the same requests for every setting, taking turns. Knows no plots.
 
 Requests come either as others end, so many at a time (closed), or at random at a given rate (Poisson), the same
 moments for every setting. Figures have the names of `vllm bench serve`.
@@ -10,13 +10,19 @@ import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
+from typing import Any
 
+from rich.table import Table
+
+from sooner.config import EngineConfig
 from sooner.engine.engine import Engine
 from sooner.engine.request import Request
 from sooner.engine.stats import Acceptance
 from sooner.errors import ConfigError
+from sooner.llm import LLM
+from sooner.model.load import Loaded
 from sooner.params import SamplingParams
 
 PERCENTILES = (50, 90, 99)
@@ -256,3 +262,56 @@ def _equal(runs: Sequence[LoadRun], plain: Sequence[tuple[int, ...]]) -> int:
     """Orders whose text was that of plain decoding in every run."""
     texts = zip(*([one.tokens for one in run.served] for run in runs), strict=True)
     return sum(set(found) == {expected} for found, expected in zip(texts, plain, strict=True))
+
+
+FIXED = (2, 4, 8)
+KEYS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms", "tokens_per_step")
+
+
+def contenders(target: Loaded, draft: str, concurrency: Sequence[int], width: int) -> dict[str, Engine]:
+    """Plain decoding, fixed drafts of 2, 4 and 8, and the adaptive controller, each an engine over one target."""
+    most = max(concurrency)
+    # Shared beginnings would give the second to come what the first has computed.
+    config = EngineConfig(max_requests=most, step_rows=max(1024, 64 * most), reuse_prefixes=False)
+    made = {"plain": LLM(target, "none", k=0, config=config).engine}
+    made |= {f"k={k}": LLM(target, draft, k=k, width=width, config=config).engine for k in FIXED}
+    return made | {"adaptive": LLM(target, draft, width=width, config=config).engine}
+
+
+def bench(
+    engines: Mapping[str, Engine],
+    orders: Sequence[Order],
+    concurrency: Sequence[int],
+    arrival: Arrival,
+    *,
+    repeats: int = 1,
+    seed: int = 0,
+    progress: Callable[[], None] = lambda: None,
+) -> dict[str, dict[int, dict[str, object]]]:
+    """found[setting][concurrency] = figures by vLLM's names, of the run with the median throughput.
+
+    ratio: output throughput over that of plain decoding; equal: texts that are those of plain decoding.
+    """
+    for engine in engines.values():
+        serve(engine, [Order(orders[0].prompt, replace(orders[0].params, max_tokens=8))], 1, Arrival())
+    found: dict[str, dict[int, dict[str, object]]] = {name: {} for name in engines}
+    for level in concurrency:
+        cells = compare(engines, orders, level, arrival, repeats=repeats, seed=seed, progress=progress)
+        plain = next(iter(cells.values())).throughput
+        for name, cell in cells.items():
+            extra = {"ratio": cell.throughput / plain, "equal": cell.equal, "max_concurrency": level}
+            found[name][level] = figures(cell.middle) | extra
+    return found
+
+
+def table(found: Mapping[str, Mapping[int, Mapping[str, Any]]]) -> Table:
+    """For people: one row for each concurrency and setting."""
+    shown = Table(caption="output_throughput: tokens a second, all requests; ratio: over plain; times in ms")
+    for column in ("at once", "setting", *KEYS, "ratio", "equal"):
+        shown.add_column(column, justify="left" if column == "setting" else "right", overflow="fold")
+    for level in next(iter(found.values())):
+        for name, cells in found.items():
+            cell = cells[level]
+            values = [f"{cell[key]:.2f}" for key in (*KEYS, "ratio")]
+            shown.add_row(str(level), name, *values, f"{cell['equal']} of {cell['completed']}")
+    return shown
