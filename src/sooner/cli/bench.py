@@ -80,21 +80,8 @@ def bench(
     pull_first(model, *(name.removeprefix("model:") for name in names))
     if concurrency is not None:
         draft = next((name for name in names if name != "none"), "none")
-        wishes = Wishes(
-            model,
-            draft,
-            concurrency,
-            arrival,
-            plot,
-            repeat,
-            width,
-            dtype,
-            device,
-            runtime,
-            quantize,
-            raw,
-            only_json,
-        )
+        how = (dtype, device, runtime, quantize, threads)
+        wishes = Wishes(model, draft, concurrency, arrival, plot, repeat, width, *how, raw, only_json)
         bench_load(wishes, questions, params)
         return
     with progress(f"loading {model}") as (advance, expect):

@@ -30,6 +30,7 @@ class Wishes:
     device: str
     runtime: str
     quantize: str | None
+    threads: int | None
     raw: bool
     only_json: bool
 
@@ -59,6 +60,7 @@ def bench_load(wishes: Wishes, questions: Sequence[Question], params: SamplingPa
             device=wishes.device,
             runtime=wishes.runtime,
             quantize=wishes.quantize,
+            threads=wishes.threads,
         )
         prompts = encode(target, questions, raw=wishes.raw, room=params.max_tokens or 1)
         engines = load.contenders(target, wishes.draft, levels, wishes.width)
