@@ -22,10 +22,13 @@ from sooner.params import Speculation
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _CHEAP = 0.02  # drafting for all below this share of a pass needs no choice of depth
 _FIRST_DEPTH, _MEASURED = 2, 3  # depth of the first drafts; calls after which the cost of drafting is known
+_DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there are but few to choose for
 _EXPLORE = 0.01  # share of the time that may go into asking where it does not seem to pay
 _PAUSE = 6  # steps that a request is left alone between two such questions
 _PROBE_DEPTH = 4
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
+_WELL_KNOWN = 100  # measurements after which a cost is known well
+_NEGLIGIBLE = 0.02  # chances that are not looked at
 _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
 _PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
 _PLAIN_FIRST = 4  # of those without, before it is known what they cost; every tenth until then
@@ -88,7 +91,8 @@ class AdaptiveController:
         self._since_draft = self._since_plain = 0
         # Seconds to spend on questions, and to be earned by right answers; what a question costs.
         self._credit = self._bonus = self._question = 0.0
-        self._plain_seen = 0
+        self._plain_seen = self._turn = self._passes = 0
+        self._decided: tuple[list[str], dict[str, int]] = ([], {})
 
     # Before drafting.
 
@@ -133,7 +137,10 @@ class AdaptiveController:
         if every <= _CHEAP * plain or self.costs.drafts.seen < _MEASURED:
             chosen = {view.request_id: deepest for view in free if self._pays(view, every / len(free), now)}
         else:
-            chosen = self._depth_that_pays(free, now)
+            names = [view.request_id for view in free]
+            if self._turn % _DECIDE_EVERY == 0 or self._decided[0] != names or len(names) < _FEW:
+                self._decided = (names, self._depth_that_pays(free, now))
+            chosen = dict(self._decided[1])
         self._credit = min(self._credit + _EXPLORE * plain, plain)
         self._bonus = min(self._bonus + _EXPLORE * plain, plain)
         depth = deepest if every <= _CHEAP * plain else min(_PROBE_DEPTH, deepest)
@@ -156,11 +163,11 @@ class AdaptiveController:
     def _depth_that_pays(self, free: Sequence[View], now: _Now) -> dict[str, int]:
         """For a drafter that costs: the depth and the share of the requests with the best rate, {} for none."""
         levels = {view.request_id: self.beliefs.levels(view.request_id, self.limit.depth) for view in free}
-        order = sorted(levels, key=lambda name: -levels[name][0])
+        order = sorted(levels, key=lambda name: -sum(levels[name]))
         best, chosen = now.rate, {}
         for depth in sorted({d for d in DEPTHS if d < self.limit.depth} | {self.limit.depth}):
-            rows = sum(self._nodes.get(d, 1.0) for d in range(1, depth + 1))
-            fill = [self._reach.get(d, 1.0) for d in range(1, depth + 1)]
+            fill = self._fill(depth)
+            rows = sum(self._nodes.get(d, reached) for d, reached in enumerate(fill, 1))
             worth = [sum(a * b for a, b in zip(levels[name], fill, strict=False)) for name in order]
             for count in sorted({-(-len(order) // 4), -(-len(order) // 2), len(order)}):
                 load = Load(now.ready + round(count * rows), now.decode.requests, now.decode.context)
@@ -171,7 +178,15 @@ class AdaptiveController:
         return chosen
 
     def _expected_depth(self, depth: int) -> float:
-        return sum(self._reach.get(d, 1.0) for d in range(1, depth + 1))
+        return sum(self._fill(depth))
+
+    def _fill(self, depth: int) -> list[float]:
+        """How often a draft that was asked for reaches depth 1, 2, ...; a depth not seen is reached as the one above."""
+        found, above = [], 1.0
+        for d in range(1, depth + 1):
+            above = min(self._reach.get(d, above), above)
+            found.append(above)
+        return found
 
     # After drafting.
 
@@ -181,8 +196,8 @@ class AdaptiveController:
         nodes: list[tuple[float, int, int]] = []
         for i in free:
             if len(guesses[i]):
-                chances = self.beliefs.survivals(views[i].request_id, guesses[i])
-                nodes += [(-chance, i, node) for node, chance in enumerate(chances)]
+                chances = self.beliefs.survivals(views[i].request_id, guesses[i], _NEGLIGIBLE)
+                nodes += [(-chance, i, node) for node, chance in enumerate(chances) if chance]
         nodes.sort()
         fixed = sum(len(guess) for i, guess in enumerate(guesses) if views[i].speculation != "auto")
         count, price = self._count([-v for v, _, _ in nodes], now, fixed)
@@ -247,7 +262,12 @@ class AdaptiveController:
                 new, old = worth[view.request_id], state.worth or 0.0
                 state.worth = new if state.worth is None else old + (_FAST if new > old else _SLOW) * (new - old)
                 state.offered += len(guess) > 0
-                self._shape(guess, now.depth)
+        self._turn += 1
+        shapes = [g for v, g in zip(views, guesses, strict=True) if v.request_id in worth]
+        if shapes and self._turn > _WELL_KNOWN:  # one a step is enough then
+            shapes = [shapes[self._turn % len(shapes)]]
+        for guess in shapes:
+            self._shape(guess, now.depth)
 
     def _shape(self, guess: Guess, asked: int) -> None:
         found: dict[int, int] = {}
@@ -273,8 +293,10 @@ class AdaptiveController:
         self._since_draft = 0 if drafted else self._since_draft
         self._since_plain = self._since_plain if drafted else 0
         self._plain_seen += not drafted and now.load.rows == now.ready
-        self.costs.passes.observe(load, spent)
-        if now.asked and now.steady:
+        self._passes += 1
+        if self.costs.passes.seen < _WELL_KNOWN or self._passes % 2:  # half of them are enough then
+            self.costs.passes.observe(load, spent)
+        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or self._passes % 2 == 0):
             reached = max((_deepest(tried.guess) for tried in record.tried), default=0)
             self.costs.drafts.observe(Asked(len(now.asked), reached), record.draft_s)
         total = spent + record.draft_s

@@ -25,6 +25,8 @@ _FIRST, _LATER = 0.5, 0.12  # first guesses for the first child of a node, and f
 _RATE, _FLOOR = 0.07, 0.1  # how fast a request departs from the rest
 _PULL = 0.06  # and comes back to it
 _BOUND = 6.0
+_TINY = 0.01
+_SHAPES = 256  # guesses whose shape is remembered
 _SURE = 4.5  # log odds that no rate exceeds
 
 
@@ -51,6 +53,15 @@ class _Pending:
     depth: int
 
 
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """A guess, the kinds of its nodes, and the children of the root and of every node that has any."""
+
+    guess: Guess
+    keys: list[Key]
+    below: dict[int, list[int]]
+
+
 @dataclass(slots=True)
 class _Own:
     """What is known of one request."""
@@ -65,15 +76,22 @@ class Beliefs:
     def __init__(self) -> None:
         self._rates: dict[Key, _Rate] = {}
         self._own: dict[str, _Own] = {}
+        self._shapes: dict[int, _Known] = {}
+        self._chain: list[float] = []
 
-    def survivals(self, request_id: str, guess: Guess) -> list[float]:
-        """The chance of each node that the whole path down to it is accepted; never above its parent's."""
+    def survivals(self, request_id: str, guess: Guess, floor: float = 0.0) -> list[float]:
+        """The chance of each node that the whole path down to it is accepted; never above its parent's.
+
+        What is below `floor` may be given as 0, or left out at the end.
+        """
         shift = self._of(request_id).shift
+        if guess.scores is None and guess.parents == tuple(range(ROOT, len(guess) - 1)):
+            return _down(self._chain_odds(len(guess)), shift, floor)
         found: list[float] = []
         last: dict[int, int] = {}
-        for node, (parent, key) in enumerate(zip(guess.parents, _keys(guess), strict=True)):
+        for node, (parent, key) in enumerate(zip(guess.parents, self._known(guess).keys, strict=True)):
             above = 1.0 if parent == ROOT else found[parent]
-            chance = above * _logistic(self._odds(key) + shift)
+            chance = above * _logistic(self._odds(key) + shift) if above > floor else 0.0
             if guess.drawn and parent in last:
                 chance = min(chance, found[last[parent]])  # drawn siblings count in the order of drawing
             last[parent] = node
@@ -81,12 +99,9 @@ class Beliefs:
         return found
 
     def levels(self, request_id: str, depth: int) -> list[float]:
-        """For depths 1 to `depth`: the chance that a draft is accepted at least so far."""
-        shift, chance, found = self._of(request_id).shift, 1.0, []
-        for d in range(1, depth + 1):
-            chance *= _logistic(self._odds(("level", _bucket(d), 0)) + shift)
-            found.append(chance)
-        return found
+        """For depths 1 to `depth`: the chance that a draft is accepted at least so far; without the tiny ones."""
+        odds = [self._odds(("level", _bucket(d), 0)) for d in range(1, depth + 1)]
+        return _down(odds, self._of(request_id).shift, _TINY)
 
     def learn(self, tried: Tried) -> int:
         """Take in what one pass brought for a request. Returns how many guesses not verified were right."""
@@ -98,9 +113,9 @@ class Beliefs:
             if own.pending is None:
                 own.pending = _Pending(guess, ROOT, 1)
             elif tried.tokens:  # an earlier one is still being followed; of this one the first level will do
-                below = _children(guess, ROOT)
-                right = {c for c in below if guess.tokens[c] == tried.tokens[0]}
-                self._level(own, _keys(guess), below, right, 1)
+                known = self._known(guess)
+                right = {c for c in known.below[ROOT] if guess.tokens[c] == tried.tokens[0]}
+                self._level(own, known.keys, known.below[ROOT], right, 1)
         return self._compare(own, tried.tokens)
 
     def forget(self, request_id: str) -> None:
@@ -109,12 +124,12 @@ class Beliefs:
     def _verified(self, own: _Own, tried: Tried) -> _Pending | None:
         """Learn from the nodes that were judged; what was left out below them can still be compared."""
         guess, kept, path = tried.guess, set(tried.kept), set(tried.path)
-        keys = _keys(guess)
+        known = self._known(guess)
         for depth, above in enumerate((ROOT, *tried.path), 1):
-            below = [c for c in _children(guess, above) if c in kept]
-            self._level(own, keys, below, path, depth)
+            below = [c for c in known.below.get(above, ()) if c in kept]
+            self._level(own, known.keys, below, path, depth)
         end = tried.path[-1] if tried.path else ROOT
-        rest = _children(guess, end)
+        rest = known.below.get(end, [])
         if guess.drawn or not rest or any(c in kept for c in rest):
             return None
         return _Pending(guess, end, len(tried.path) + 1)
@@ -125,13 +140,14 @@ class Beliefs:
             waiting = own.pending
             if waiting is None:
                 return count
-            below = _children(waiting.guess, waiting.node)
+            known = self._known(waiting.guess)
+            below = known.below.get(waiting.node, [])
             right = [c for c in below if waiting.guess.tokens[c] == token]
-            self._level(own, _keys(waiting.guess), below, set(right), waiting.depth)
+            self._level(own, known.keys, below, set(right), waiting.depth)
             if not right:
                 own.pending = None
                 return count
-            more = right[0] in waiting.guess.parents
+            more = right[0] in known.below
             own.pending = _Pending(waiting.guess, right[0], waiting.depth + 1) if more else None
         return len(tokens)
 
@@ -147,6 +163,21 @@ class Beliefs:
             self._add(keys[node], hit)
         self._add(("level", _bucket(depth), 0), any(node in right for node in below))
 
+    def _chain_odds(self, depth: int) -> list[float]:
+        """Log odds of the nodes of a chain, worked out once between two lessons."""
+        if len(self._chain) < depth:
+            self._chain = [self._odds(("depth", _bucket(d), 0)) for d in range(1, depth + 1)]
+        return self._chain[:depth]
+
+    def _known(self, guess: Guess) -> _Known:
+        """Kinds and children of its nodes, worked out once."""
+        found = self._shapes.get(id(guess))
+        if found is None or found.guess is not guess:
+            if len(self._shapes) >= _SHAPES:
+                self._shapes.clear()
+            found = self._shapes[id(guess)] = _Known(guess, _keys(guess), _below(guess))
+        return found
+
     def _of(self, request_id: str) -> _Own:
         found = self._own.get(request_id)
         if found is None:
@@ -158,6 +189,7 @@ class Beliefs:
         if rate is None:
             rate = self._rates[key] = _Rate()
         rate.add(hit)
+        self._chain = []
 
     def _odds(self, key: Key) -> float:
         rate = self._rates.get(key)
@@ -197,6 +229,13 @@ def _keys(guess: Guess) -> list[Key]:
     return keys
 
 
+def _below(guess: Guess) -> dict[int, list[int]]:
+    found: dict[int, list[int]] = {}
+    for node, parent in enumerate(guess.parents):
+        found.setdefault(parent, []).append(node)
+    return found
+
+
 def _tenth(score: float, above: float) -> int:
     share = score / above if above > 0 else 0.0
     return int(min(max(share, 0.0), 0.999) * 10) if math.isfinite(share) else 0
@@ -207,8 +246,15 @@ def _bucket(depth: int) -> int:
     return depth if depth <= 4 else 5 + (depth - 5) // 2 if depth <= 8 else 7 + (min(depth, 13) - 9) // 4
 
 
-def _children(guess: Guess, node: int) -> list[int]:
-    return [c for c, parent in enumerate(guess.parents) if parent == node]
+def _down(odds: Sequence[float], shift: float, floor: float) -> list[float]:
+    """The chances along a chain, as far as they are above `floor`."""
+    chance, found = 1.0, []
+    for own in odds:
+        chance *= _logistic(own + shift)
+        if chance < floor:
+            break
+        found.append(chance)
+    return found
 
 
 def _odds(share: float) -> float:
