@@ -181,7 +181,7 @@ class AdaptiveController:
         return sum(self._fill(depth))
 
     def _fill(self, depth: int) -> list[float]:
-        """How often a draft that was asked for reaches depth 1, 2, ...; a depth not seen is reached as the one above."""
+        """How often an answer reaches depth 1, 2, ...; a depth not seen is reached as often as the one above."""
         found, above = [], 1.0
         for d in range(1, depth + 1):
             above = min(self._reach.get(d, above), above)
