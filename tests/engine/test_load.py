@@ -13,13 +13,15 @@ from hypothesis import strategies as st
 
 from sooner.config import Budget, EngineConfig
 from sooner.control.adaptive import AdaptiveController
+from sooner.control.fixed import FixedController
+from sooner.core.tree import Draft
 from sooner.draft.lookup import LookupDrafter
 from sooner.draft.model import ModelDrafter
 from sooner.engine.engine import Engine
 from sooner.engine.request import Request
 from sooner.errors import ConfigError, RequestError
 from sooner.params import SamplingParams
-from sooner.testing import ToyModel
+from sooner.testing import ScriptedDrafter, ToyModel
 from tests.engine.plain import plain_text
 from tests.engine.traffic import Setting, Traffic
 
@@ -109,6 +111,15 @@ def test_another_scope_gets_no_hit() -> None:
     assert [r.tally.close().reused for r in (*mine, later)] == [0, 0, 0, 999, 0]
     assert rows >= 4 * len(PROMPT)
     assert len({tuple(r.tokens) for r in (*mine, later)}) == 1
+
+
+def test_drafters_may_share_within_a_salt_alone() -> None:
+    seen = ScriptedDrafter(lambda context, budget: Draft())
+    one = Engine(ToyModel(17), seen, FixedController(Budget.chain(2)))
+    for salt in ("a", None):
+        one.add([1, 2, 3], replace(GREEDY, cache_salt=salt))
+    one.step()
+    assert [context.scope for context in seen.contexts] == ["a", None]
 
 
 def test_without_reuse_every_prompt_is_computed() -> None:

@@ -130,6 +130,7 @@ def _context(request: Request) -> Context:
         past,
         prompt=len(request.prompt),
         prediction=request.prediction,
+        scope=request.params.cache_salt,
     )
 
 
