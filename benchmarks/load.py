@@ -4,8 +4,8 @@
     python benchmarks/load.py --model smollm2-135m --trials 5 --requests 200
 
 Trials: requests with random prompts (some share beginnings), lengths, temperatures, seeds, priorities and wishes
-for speculation join at random steps; some are preempted, some aborted, memory is short in two trials of three. Each
-text is compared with that of the same request served alone by plain decoding. Then many short requests go through
+for speculation join at random steps; some are preempted, some aborted; memory is short in two trials of three.
+Every text is held to that of the same request served alone by plain decoding. Then many short requests go through
 one engine: lanes in use when idle, `check()` of all invariants, and the slope of the memory Python holds.
 Last line: JSON with failed, trials, lanes, mib_per_1000. Exit status 1 if a text differed or anything stayed.
 """
