@@ -91,7 +91,7 @@ class AdaptiveController:
         self._since_draft = self._since_plain = 0
         # Seconds to spend on questions, and to be earned by right answers; what a question costs.
         self._credit = self._bonus = self._question = 0.0
-        self._plain_seen = self._turn = self._passes = 0
+        self._turn = self._passes = 0
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
 
     # Before drafting.
@@ -235,7 +235,7 @@ class AdaptiveController:
                 return 0
             return min(3, len(nodes))
         self._since_plain += 1
-        every = _PLAIN_EVERY * (1 if self._gain < _CLEAR else 4) if self._plain_seen >= _PLAIN_FIRST else 10
+        every = _PLAIN_EVERY * (1 if self._gain < _CLEAR else 4) if self.costs.passes.plain >= _PLAIN_FIRST else 10
         return 0 if self._since_plain >= every else count
 
     def _reckon(
@@ -292,7 +292,6 @@ class AdaptiveController:
         drafted = any(tried.kept for tried in record.tried)
         self._since_draft = 0 if drafted else self._since_draft
         self._since_plain = self._since_plain if drafted else 0
-        self._plain_seen += not drafted and now.load.rows == now.ready
         self._passes += 1
         if self.costs.passes.seen < _WELL_KNOWN or self._passes % 2:  # half of them are enough then
             self.costs.passes.observe(load, spent)

@@ -116,6 +116,7 @@ class PassCost:
 
     def __init__(self) -> None:
         self._fit: Fit | None = None
+        self.plain = 0  # passes measured that held no guesses and no prompts
 
     @property
     def known(self) -> bool:
@@ -140,16 +141,19 @@ class PassCost:
             return
         if self._fit is None:
             self._fit = _first(load, seconds)
+        self.plain += load.rows == load.requests
         self._fit.observe(_features(load), seconds)
 
     def saved(self) -> dict[str, object] | None:
-        return None if self._fit is None else {"knots": list(KNOTS), **self._fit.saved()}
+        return None if self._fit is None else {"knots": list(KNOTS), "plain": self.plain, **self._fit.saved()}
 
     def restore(self, saved: object) -> None:
         """Raises ConfigError if it is not what `saved` wrote."""
         if not isinstance(saved, Mapping) or saved.get("knots") != list(KNOTS):
             raise ConfigError("the saved cost of passes has another form.")
         self._fit = Fit.restored(saved, _SIZE)
+        plain = saved.get("plain")
+        self.plain = plain if isinstance(plain, int) else 0
 
 
 def _first(load: Load, seconds: float) -> Fit:
