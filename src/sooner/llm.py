@@ -149,12 +149,10 @@ class LLM:
             drafter = draft
         else:
             raise ConfigError(f"draft must be a name or a Drafter, got {type(draft).__name__}.")
-        self._cost_file = None
-        if by_name and controller is None and k is None:
-            self._cost_file = CostFile(cache_root() / "costs", self.target.costs_depend_on, drafter.name)
+        adaptive = controller is None and k is None
+        self._cost_file = _cost_file(self.target, drafter) if adaptive and by_name else None
         if controller is None:
-            costs = None if self._cost_file is None else self._cost_file.costs
-            controller = FixedController(budget) if k is not None else AdaptiveController(budget, costs)
+            controller = _adaptive(budget, self._cost_file) if adaptive else FixedController(budget)
         backend = self.target.backend
         self._grammars = GrammarCompiler(backend, self.target.model.vocab_size, self.target.eos_ids)
         self.engine = Engine(
@@ -346,6 +344,14 @@ def shipped_table(target: loading.Loaded) -> str | None:
     """The warm table that comes with the package for a target of this fingerprint, if there is one."""
     path = Path(__file__).parent / "data" / f"table-{loading.fingerprint(target)}.safetensors"
     return str(path) if path.is_file() else None
+
+
+def _cost_file(target: loading.Loaded, drafter: Drafter) -> CostFile:
+    return CostFile(cache_root() / "costs", target.costs_depend_on, drafter.name)
+
+
+def _adaptive(limit: Budget, file: CostFile | None) -> Controller:
+    return AdaptiveController(limit, None if file is None else file.costs)
 
 
 def _budget(draft: str, k: int | None, width: int | None) -> Budget:

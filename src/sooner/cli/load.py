@@ -25,7 +25,7 @@ class Wishes:
     arrival: str
     plot: Path | None
     repeat: int
-    width: int
+    width: int | None
     dtype: str
     device: str
     runtime: str

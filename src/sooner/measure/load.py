@@ -268,7 +268,7 @@ FIXED = (2, 4, 8)
 KEYS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms", "tokens_per_step")
 
 
-def contenders(target: Loaded, draft: str, concurrency: Sequence[int], width: int) -> dict[str, Engine]:
+def contenders(target: Loaded, draft: str, concurrency: Sequence[int], width: int | None) -> dict[str, Engine]:
     """Plain decoding, fixed drafts of 2, 4 and 8, and the adaptive controller, each an engine over one target."""
     most = max(concurrency)
     # Shared beginnings would give the second to come what the first has computed.
