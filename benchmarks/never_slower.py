@@ -56,7 +56,7 @@ FIXED = (2, 4, 8)
 WORKLOADS = ("quote", "chat", "random", "wrong", "right", "half")
 QUICK = (("quote", 1), ("chat", 4), ("wrong", 4), ("right", 8))
 DEEPEST, NODES = 16, 16
-PROMPT = 512  # tokens of a prompt at most; the end of it, where the question is
+PROMPT = 1024  # tokens of a prompt at most; the end of it, where the question is
 
 Texts = dict[tuple[int, ...], tuple[int, ...]]
 

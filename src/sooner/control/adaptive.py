@@ -9,8 +9,9 @@ now and then, and what it would have guessed is compared with the text that came
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import islice, pairwise, repeat
 
 from sooner.config import Budget
 from sooner.control.belief import Beliefs
@@ -54,13 +55,14 @@ class _State:
 
 @dataclass(slots=True)
 class _Now:
-    """The pass in preparation. load: without guesses, plain_s its time; ready: requests that emit, decode their
-    load alone; rate: tokens a second of that; price: what a second is worth, in tokens."""
+    """The pass in preparation. load: without guesses, plain_s its time; ready: requests that emit; decode(_s):
+    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens."""
 
     load: Load
     ready: int
     plain_s: float
     decode: Load
+    decode_s: float
     rate: float
     price: float
     asked: list[str] = field(default_factory=list)
@@ -117,9 +119,11 @@ class AdaptiveController:
         load = Load(sum(view.rows for view in views), len(views), context)
         ready = sum(view.whole for view in views)
         decode = Load(ready, ready, context)
-        rate = ready / passes.seconds(decode) if ready else 0.0
-        plain_s = passes.seconds(load) if passes.known else 0.0
-        return _Now(load, ready, plain_s, decode, rate, rate * max(self._gain, 1.0))
+        decode_s = passes.seconds(decode)
+        rate = ready / decode_s
+        load_s = decode_s if load == decode else passes.seconds(load)
+        plain_s = load_s if passes.known else 0.0
+        return _Now(load, ready, plain_s, decode, decode_s, rate, rate * max(self._gain, 1.0))
 
     def _budget(self, view: View, asked: dict[str, int]) -> Budget:
         if not view.whole or (view.speculation == "auto" and view.request_id not in asked):
@@ -133,7 +137,7 @@ class AdaptiveController:
         # What a drafter costs is not known at first, and may be a lot: begin with short drafts.
         deepest = self.limit.depth if self.costs.drafts.seen >= _MEASURED else min(_FIRST_DEPTH, self.limit.depth)
         every = self.costs.drafts.seconds(Asked(len(free), self._expected_depth(deepest)))
-        plain = self.costs.passes.seconds(now.decode)
+        plain = now.decode_s
         if every <= _CHEAP * plain or self.costs.drafts.seen < _MEASURED:
             chosen = {view.request_id: deepest for view in free if self._pays(view, every / len(free), now)}
         else:
@@ -216,10 +220,11 @@ class AdaptiveController:
         if not values or not now.ready:
             return 0, now.price
         slopes = self.costs.passes.slopes()
-        ratio = _best_ratio(values, slopes, now.ready + fixed, now.ready, self.costs.passes.seconds(now.decode))
-        price = max(min(now.price, ratio), now.rate)
+        costs = list(islice(_marginal(slopes, now.load.rows + fixed), len(values)))
+        alone = costs if now.load.rows == now.ready else _marginal(slopes, now.ready + fixed)
+        price = max(min(now.price, _best_ratio(values, alone, now.ready, now.decode_s)), now.rate)
         best, count, gain = 0.0, 0, 0.0
-        for n, (value, cost) in enumerate(zip(values, _marginal(slopes, now.load.rows + fixed), strict=False), 1):
+        for n, (value, cost) in enumerate(zip(values, costs, strict=True), 1):
             gain += value - _MARGIN * price * cost
             if gain > best:
                 best, count = gain, n
@@ -249,7 +254,7 @@ class AdaptiveController:
     ) -> None:
         """What asking each request was worth, and how drafts are shaped."""
         slopes = self.costs.passes.slopes()
-        rows = sum(cost for _, cost in zip(range(count), _marginal(slopes, now.load.rows), strict=False))
+        rows = sum(islice(_marginal(slopes, now.load.rows), count))
         toll = price * rows / count if count else 0.0
         worth = dict.fromkeys(now.asked, 0.0)
         for value, i, _ in nodes[:count]:
@@ -339,32 +344,18 @@ class AdaptiveController:
         return found
 
 
-def _marginal(slopes: Sequence[tuple[int, float]], rows: int) -> _Marginal:
-    return _Marginal(slopes, rows)
-
-
-class _Marginal:
+def _marginal(slopes: Sequence[tuple[int, float]], rows: int) -> Iterator[float]:
     """Seconds of each further row of a pass of `rows` rows, without end."""
-
-    def __init__(self, slopes: Sequence[tuple[int, float]], rows: int) -> None:
-        self._slopes, self._rows, self._at = slopes, rows, 0
-
-    def __iter__(self) -> _Marginal:
-        return self
-
-    def __next__(self) -> float:
-        while self._at + 1 < len(self._slopes) and self._rows >= self._slopes[self._at + 1][0]:
-            self._at += 1
-        self._rows += 1
-        return self._slopes[self._at][1]
+    for (_, slope), (until, _) in pairwise(slopes):
+        yield from repeat(slope, max(until - rows, 0))
+        rows = max(rows, until)
+    yield from repeat(slopes[-1][1])
 
 
-def _best_ratio(
-    values: Sequence[float], slopes: Sequence[tuple[int, float]], rows: int, ready: int, seconds: float
-) -> float:
+def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, seconds: float) -> float:
     """The most tokens a second that one pass can bring, over how many of the nodes it takes."""
     best, tokens = ready / seconds, float(ready)
-    for value, cost in zip(values, _marginal(slopes, rows), strict=False):
+    for value, cost in zip(values, costs, strict=False):
         tokens, seconds = tokens + value, seconds + cost
         best = max(best, tokens / seconds)
     return best

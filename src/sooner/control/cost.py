@@ -99,13 +99,13 @@ class Load:
     context: int
 
 
-_WIDTHS = tuple(high - low for low, high in pairwise(KNOTS))
+_SEGMENTS = tuple((low, high - low) for low, high in pairwise((*KNOTS, 2**31)))
 
 
 def _features(load: Load) -> list[float]:
     rows = load.rows
-    steps = [float(min(max(rows - low, 0), width)) for low, width in zip(KNOTS, _WIDTHS, strict=False)]
-    return [1.0, *steps, float(max(rows - KNOTS[-1], 0)), float(load.requests), load.context / 1000]
+    steps = [min(max(rows - low, 0), width) for low, width in _SEGMENTS]
+    return [1.0, *steps, load.requests, load.context / 1000]
 
 
 _SIZE = len(KNOTS) + 3
