@@ -75,7 +75,7 @@ class Chunk:
 class LLM:
     """A target with a drafter.
 
-        >>> llm = LLM("smollm2-135m", draft="lookup")                         # doctest: +SKIP
+        >>> llm = LLM("smollm2-135m")                                          # doctest: +SKIP
         >>> llm.generate("Once upon a time", SamplingParams(max_tokens=20)).text   # doctest: +SKIP
 
     model: a packaged name, a folder, a hub id, or a model loaded already (its dtype and device are kept).
@@ -83,7 +83,8 @@ class LLM:
     k: tokens guessed every step (0 = plain decoding). None: as many as pay, decided request by request and step
         by step from what passes cost on this machine and what guesses brought.
     width: most children of one node (default by drafter); above 1 the draft is a tree of up to k * width
-        nodes, TREE_NODES at most for drafters that fill whatever they may.
+        nodes, TREE_NODES at most for drafters that fill whatever they may. Without it these guess trees
+        where rows of trees are exact to the bit, or the dtype is float32, and chains otherwise.
     dtype, device, runtime, quantize: see `sooner.model.load.load`. draft_dtype: that of a draft model, the
         target's by default.
     allow_pickles: read draft heads from .pt and .bin files too; they hold tensors only, or are refused.
@@ -96,7 +97,7 @@ class LLM:
     def __init__(
         self,
         model: str | loading.Loaded = DEFAULT_MODEL,
-        draft: str | Drafter = "lookup",
+        draft: str | Drafter = "auto",
         *,
         k: int | None = None,
         width: int | None = None,
@@ -112,7 +113,7 @@ class LLM:
         allow_pickles: bool = False,
     ) -> None:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
-        budget = _budget(spec.name if spec else "", k, width)
+        _budget("", k, width)  # what is wrong with them is said before a model is loaded
         by_name = isinstance(model, str)
         if isinstance(model, str):
             model = loading.load(
@@ -121,6 +122,9 @@ class LLM:
         elif threads is not None:
             use_threads(threads)
         self.target = model
+        if spec is not None and spec.name in TREES and width is None and not loading.even_trees(model):
+            width = 1
+        budget = _budget(spec.name if spec else "", k, width)
 
         def load_draft(wanted: registry.Spec) -> Model:
             name = wanted.argument or ""

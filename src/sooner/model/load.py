@@ -185,6 +185,13 @@ def backend(tokenizer: Any, name: str) -> Tokenizer:
     return inner
 
 
+def even_trees(loaded: Loaded) -> bool:
+    """Whether a wide draft changes no near-tie: rows of its tree have the bits of rows of a chain, or round so
+    finely that ties are rare. In half types only a model that has `even_trees = True` promises that."""
+    fine = loaded.model.lanes.store.dtype in (torch.float32, torch.float64)
+    return fine or bool(getattr(loaded.model, "even_trees", False))
+
+
 def fingerprint(loaded: Loaded) -> str:
     """What a warm table is matched by: the tokens and their ids, the width of the logits, and the shape of the
     cache (layers, key heads, head width). Models fine-tuned from one another have the same one."""
