@@ -8,7 +8,7 @@ import pytest
 
 from sooner import llm as front
 from sooner.config import Budget
-from sooner.draft.table import build, save
+from sooner.draft.table import build, load, save
 from sooner.llm import LLM
 from sooner.model import load as loading
 from sooner.params import SamplingParams
@@ -42,6 +42,17 @@ def test_a_table_is_found_by_fingerprint(tiny: Path, tmp_path: Path, monkeypatch
     assert LLM(target).generate("the end", SamplingParams(max_tokens=12)).stats.draft_failures == 0
     other = loading.load(str(make_tiny(tmp_path / "other", seed=1, layers=3)), dtype="float32", device="cpu")
     assert front.shipped_table(other) is None
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(front.__file__).parent / "data").glob("table-*")), ids=lambda p: p.stem
+)
+def test_a_shipped_table_is_whole_and_small(path: Path) -> None:
+    table = load(path, 1 << 20)
+    assert path.stem == f"table-{table.about['fingerprint']}"
+    assert path.stat().st_size < 5e6
+    assert len(table.pairs) > 10_000
+    assert load(path, table.vocab).row(*next(iter(table.pairs)))
 
 
 def test_auto_writes_what_none_writes(tiny: Path) -> None:

@@ -88,6 +88,8 @@ def serves(module: Any) -> bool:
 class NativeModel:
     """A Model for the families in decoder.FAMILIES. `module` is emptied: its weights move here, layer by layer."""
 
+    even_trees = True  # rows of a tree have the bits of rows of a chain
+
     def __init__(self, module: Any) -> None:
         shape, body = Shape(module), module.model
         weight = shape.embed.weight
