@@ -107,7 +107,7 @@ def table(
     from sooner.train.table import make
 
     if self_generate < 0:
-        raise ConfigError(f"self-generate must be at least 0, got {self_generate}.")
+        raise ConfigError(f"--self-generate must be at least 0, got {self_generate}.")
     pull_first(model)
     loaded = load(model, dtype=dtype, device=device)
     own = out / "text"
