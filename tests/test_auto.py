@@ -23,12 +23,12 @@ def budget(llm: LLM) -> Budget:
 @pytest.mark.parametrize("draft", ["auto", "recycle", "lookup+recycle"])
 def test_trees_are_guessed_only_where_their_rows_are_exact(tiny: Path, draft: str) -> None:
     half = loading.load(str(tiny), dtype="bfloat16", device="cpu", runtime="fused")
-    assert budget(LLM(half, draft)) == Budget.chain(8)
-    assert budget(LLM(half, draft, width=3)).width == 3
+    assert budget(LLM(half, draft, k=8)) == Budget.chain(8)
+    assert budget(LLM(half, draft, k=8, width=3)).width == 3
     half.model.even_trees = True  # type: ignore[attr-defined]  # as a runtime does that promises it
-    assert budget(LLM(half, draft)) == Budget(8, 8, 15)
-    assert budget(LLM(str(tiny), draft, dtype="float32", device="cpu")) == Budget(8, 8, 15)
-    assert budget(LLM(str(tiny), "lookup", dtype="float32", device="cpu")) == Budget.chain(8)
+    assert budget(LLM(half, draft, k=8)) == Budget(8, 8, 15)
+    assert budget(LLM(str(tiny), draft, k=8, dtype="float32", device="cpu")) == Budget(8, 8, 15)
+    assert budget(LLM(str(tiny), "lookup", k=8, dtype="float32", device="cpu")) == Budget.chain(8)
 
 
 def test_a_table_is_found_by_fingerprint(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
