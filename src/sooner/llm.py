@@ -122,8 +122,7 @@ class LLM:
         elif threads is not None:
             use_threads(threads)
         self.target = model
-        if spec is not None and spec.name in TREES and width is None and not loading.even_trees(model):
-            width = 1
+        spec, width = _fitted(spec, width, model)
         budget = _budget(spec.name if spec else "", k, width)
 
         def load_draft(wanted: registry.Spec) -> Model:
@@ -145,8 +144,6 @@ class LLM:
             loading.check_same_tokens(self.target.tokenizer, drafted.tokenizer, (self.target.name, name))
             return drafted.model
 
-        if spec is not None and spec.name == "auto":
-            spec = replace(spec, argument=shipped_table(self.target))
         if spec is not None:
             drafter = registry.make(spec, self.target.model, load_draft)
         elif isinstance(draft, Drafter):
@@ -342,6 +339,17 @@ def _best(results: Sequence[Result], n: int) -> Result:
 
 def _without_logprobs(one: Result) -> Result:
     return replace(one, logprobs=None, alternatives=tuple(replace(a, logprobs=None) for a in one.alternatives))
+
+
+def _fitted(
+    spec: registry.Spec | None, width: int | None, target: loading.Loaded
+) -> tuple[registry.Spec | None, int | None]:
+    """What of a draft depends on the target: the warm table of "auto", and whether trees are exact."""
+    if spec is None:
+        return None, width
+    if spec.name in TREES and width is None and not loading.even_trees(target):
+        width = 1
+    return (replace(spec, argument=shipped_table(target)) if spec.name == "auto" else spec), width
 
 
 def shipped_table(target: loading.Loaded) -> str | None:
