@@ -374,4 +374,4 @@ def _budget(draft: str, k: int | None, width: int | None) -> Budget:
         raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {k!r}.")
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_K:
         raise ConfigError(f"width must be a whole number from 1 to {MAX_K}, got {width!r}.")
-    return Budget(depth=k, width=width, nodes=min(k * width, max(k, TREE_NODES)) if tree else k * width)
+    return Budget(depth=k, width=width, nodes=min(k * width, TREE_NODES) if tree and width > 1 else k * width)
