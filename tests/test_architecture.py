@@ -24,9 +24,10 @@ TABLE: dict[str, set[str]] = {
     "heads": {"heads"},
     # model.linear: the heads' products are packed as the target's are.
     "draft": {"draft", "heads", "model.protocol", "model.lanes", "model.linear", "core"},
-    "train": {"train", "heads", "model", "core"},
+    # llm: the target writes its own text. draft: a warm table is tried by the sources that read it.
+    "train": {"train", "heads", "model", "llm", "draft", "core"},
     "control": {"control"},
-    "engine": {"engine", "control", "draft.protocol", "model.protocol", "core"},
+    "engine": {"engine", "control", "draft.protocol", "model.protocol", "model.lanes", "core"},
     "llm": {
         "engine",
         "model.load",
@@ -50,7 +51,7 @@ TABLE: dict[str, set[str]] = {
         "model.protocol",
         "core",
     },
-    "cli": {"cli", "measure", "train", "llm", "model.load", "model.pull"},
+    "cli": {"cli", "measure", "train", "llm", "draft.table", "model.load", "model.pull"},
     "integrations": {
         "integrations",
         "engine",
@@ -75,7 +76,7 @@ OUTSIDE: dict[str, set[str]] = {
     "train": {"torch", "safetensors", "matplotlib"},
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},
-    "measure": {"torch", "rich"},
+    "measure": {"torch", "rich", "matplotlib"},
     "integrations": {"torch", "transformers"},
     "cli": {"typer", "rich", "click"},
     "testing": {"torch"},

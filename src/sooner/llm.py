@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import overload
 
 from sooner.config import MAX_K, Budget, EngineConfig
+from sooner.control.adaptive import AdaptiveController
 from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller
+from sooner.control.store import CostFile
 from sooner.draft import registry
 from sooner.draft.protocol import Drafter
 from sooner.draft.translate import Foreign, Words
@@ -25,16 +27,17 @@ from sooner.engine.stop import FinishReason, Piece
 from sooner.errors import ConfigError, RequestError
 from sooner.model import load as loading
 from sooner.model.protocol import Model
-from sooner.model.pull import DEFAULT_MODEL
+from sooner.model.pull import DEFAULT_MODEL, cache_root
 from sooner.model.threads import use as use_threads
 from sooner.params import SamplingParams
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
-DEFAULT_K = {"lookup": 8, "suffix": 8, "prediction": 16, "model": 5, "self": 5, "early-exit": 4, "medusa": 5}
 TREES = frozenset({"recycle", "combine", "auto", "eagle"})  # drafters that guess trees unless told otherwise
 TREE_WIDTH, TREE_NODES = 8, 15  # with the root 16 rows, which cost little more than one
+MOST_K = {"model": 8, "self": 8, "early-exit": 6, "medusa": 5}
+"""Without a k the adaptive controller guesses up to so many tokens deep, by drafter; 16 where it is not named."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +77,16 @@ class Chunk:
 class LLM:
     """A target with a drafter.
 
-        >>> llm = LLM("smollm2-135m", draft="lookup")                         # doctest: +SKIP
+        >>> llm = LLM("smollm2-135m")                                          # doctest: +SKIP
         >>> llm.generate("Once upon a time", SamplingParams(max_tokens=20)).text   # doctest: +SKIP
 
     model: a packaged name, a folder, a hub id, or a model loaded already (its dtype and device are kept).
     draft: one of `sooner.draft.registry.FORMS`, or an object that keeps the Drafter protocol.
-    k: most tokens guessed a step (0 = plain decoding; default by drafter).
+    k: tokens guessed every step (0 = plain decoding). None: as many as pay, decided request by request and step
+        by step from what passes cost on this machine and what guesses brought.
     width: most children of one node (default by drafter); above 1 the draft is a tree of up to k * width
-        nodes, TREE_NODES at most for drafters that fill whatever they may.
+        nodes, TREE_NODES at most for drafters that fill whatever they may. Without it these guess trees
+        where rows of trees are exact to the bit, or the dtype is float32, and chains otherwise.
     dtype, device, runtime, quantize: see `sooner.model.load.load`. draft_dtype: that of a draft model, the
         target's by default.
     allow_pickles: read draft heads from .pt and .bin files too; they hold tensors only, or are refused.
@@ -94,7 +99,7 @@ class LLM:
     def __init__(
         self,
         model: str | loading.Loaded = DEFAULT_MODEL,
-        draft: str | Drafter = "lookup",
+        draft: str | Drafter = "auto",
         *,
         k: int | None = None,
         width: int | None = None,
@@ -110,7 +115,8 @@ class LLM:
         allow_pickles: bool = False,
     ) -> None:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
-        budget = _budget(spec.name if spec else "", k, width)
+        _budget("", k, width)  # what is wrong with them is said before a model is loaded
+        by_name = isinstance(model, str)
         if isinstance(model, str):
             model = loading.load(
                 model, dtype=dtype, device=device, runtime=runtime, quantize=quantize, threads=threads
@@ -118,6 +124,8 @@ class LLM:
         elif threads is not None:
             use_threads(threads)
         self.target = model
+        spec, width = _fitted(spec, width, model)
+        budget = _budget(spec.name if spec else "", k, width)
 
         def load_draft(wanted: registry.Spec) -> Model | Foreign:
             name = wanted.argument or ""
@@ -139,20 +147,22 @@ class LLM:
                 return drafted.model
             return Foreign(drafted.model, _words(drafted), _words(self.target))
 
-        if spec is not None and spec.name == "auto":
-            spec = replace(spec, argument=shipped_table(self.target))
         if spec is not None:
             drafter = registry.make(spec, self.target.model, load_draft)
         elif isinstance(draft, Drafter):
             drafter = draft
         else:
             raise ConfigError(f"draft must be a name or a Drafter, got {type(draft).__name__}.")
+        adaptive = controller is None and k is None
+        self._cost_file = _cost_file(self.target, drafter) if adaptive and by_name else None
+        if controller is None:
+            controller = _adaptive(budget, self._cost_file) if adaptive else FixedController(budget)
         backend = self.target.backend
         self._grammars = GrammarCompiler(backend, self.target.model.vocab_size, self.target.eos_ids)
         self.engine = Engine(
             self.target.model,
             drafter,
-            controller or FixedController(budget),
+            controller,
             eos_ids=self.target.eos_ids,
             detokenizer=lambda prompt, skip: StreamDetokenizer(backend, prompt, skip),
             encode=lambda text: self.target.encode(text, special=False),
@@ -267,6 +277,8 @@ class LLM:
                     request = self._gone.popleft()
                     self.engine.abort(request)
                     self._events.pop(request.id, None)
+                if self._cost_file is not None:
+                    self._cost_file.save_if_due()
             finally:
                 self._lock.release()
 
@@ -332,21 +344,40 @@ def _without_logprobs(one: Result) -> Result:
     return replace(one, logprobs=None, alternatives=tuple(replace(a, logprobs=None) for a in one.alternatives))
 
 
+def _fitted(
+    spec: registry.Spec | None, width: int | None, target: loading.Loaded
+) -> tuple[registry.Spec | None, int | None]:
+    """What of a draft depends on the target: the warm table of "auto", and whether trees are exact."""
+    if spec is None:
+        return None, width
+    if spec.name in TREES and width is None and not loading.even_trees(target):
+        width = 1
+    return (replace(spec, argument=shipped_table(target)) if spec.name == "auto" else spec), width
+
+
 def shipped_table(target: loading.Loaded) -> str | None:
     """The warm table that comes with the package for a target of this fingerprint, if there is one."""
     path = Path(__file__).parent / "data" / f"table-{loading.fingerprint(target)}.safetensors"
     return str(path) if path.is_file() else None
 
 
+def _cost_file(target: loading.Loaded, drafter: Drafter) -> CostFile:
+    return CostFile(cache_root() / "costs", target.costs_depend_on, drafter.name)
+
+
+def _adaptive(limit: Budget, file: CostFile | None) -> Controller:
+    return AdaptiveController(limit, None if file is None else file.costs)
+
+
 def _budget(draft: str, k: int | None, width: int | None) -> Budget:
     tree = draft in TREES
-    k = DEFAULT_K.get(draft, 8) if k is None else k
+    k = MOST_K.get(draft, 16) if k is None else k
     width = (TREE_WIDTH if tree else 1) if width is None else width
     if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= MAX_K:
         raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {k!r}.")
     if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_K:
         raise ConfigError(f"width must be a whole number from 1 to {MAX_K}, got {width!r}.")
-    return Budget(depth=k, width=width, nodes=min(k * width, max(k, TREE_NODES)) if tree else k * width)
+    return Budget(depth=k, width=width, nodes=min(k * width, TREE_NODES) if tree and width > 1 else k * width)
 
 
 def _words(loaded: loading.Loaded) -> Words:

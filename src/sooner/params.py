@@ -13,6 +13,7 @@ from sooner.structured import StructuredOutputs
 Rule = Literal["auto", "match", "reject", "block", "traversal"]
 RULES: tuple[str, ...] = get_args(Rule)
 LogprobsMode = Literal["raw", "processed"]
+Speculation = Literal["auto", "off"] | int
 MODES: tuple[str, ...] = get_args(LogprobsMode)
 
 MAX_SEED = 2**63 - 1
@@ -21,6 +22,9 @@ MAX_LOGPROBS = 20
 MAX_N = 16
 MAX_IDS = 1024
 MAX_BAD_WORDS = 128
+MAX_SPECULATION = 64
+MAX_PRIORITY = 2**31 - 1
+MAX_SALT = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,11 @@ class SamplingParams:
         match, else traversal, which on a chain is block). All are exact; block judges trees as traversal.
     prediction: the text you expect back (a string, or token ids), as when a file is edited: it makes matching
         stretches faster and never changes the text. For the drafter "prediction".
+    speculation: "auto" (as the controller finds best), "off", or how many tokens to guess a step (1 to 64).
+    priority: smaller = admitted earlier, and later to make room when memory is short.
+    deadline_s: seconds after which the text ends as it is, with finish_reason "deadline"; None = never.
+    cache_salt: requests share the beginnings of their prompts only with those of the same salt; None = with all
+        that have none.
 
     Raises ConfigError naming the parameter, its value and what is allowed.
     """
@@ -93,6 +102,10 @@ class SamplingParams:
     structured_outputs: StructuredOutputs | None = None
     rule: Rule = "auto"
     prediction: str | tuple[int, ...] | None = None
+    speculation: Speculation = "auto"
+    priority: int = 0
+    deadline_s: float | None = None
+    cache_salt: str | None = None
 
     def __post_init__(self) -> None:
         self._normalise()
@@ -153,8 +166,21 @@ class SamplingParams:
             raise ConfigError(f"structured_outputs must be a StructuredOutputs, got {self.structured_outputs!r}.")
         if self.rule not in RULES:
             raise ConfigError(unknown("rule", str(self.rule), RULES))
+        self._check_service()
         if self.logprobs_mode not in MODES:
             raise ConfigError(unknown("logprobs_mode", str(self.logprobs_mode), MODES))
+
+    def _check_service(self) -> None:
+        if not isinstance(self.speculation, str) or self.speculation not in ("auto", "off"):
+            if isinstance(self.speculation, str):
+                raise ConfigError(unknown("speculation", self.speculation, ("auto", "off", "1 to 64")))
+            _integer("speculation", self.speculation, 1, MAX_SPECULATION)
+        _integer("priority", self.priority, -MAX_PRIORITY, MAX_PRIORITY)
+        if self.deadline_s is not None:
+            _number("deadline_s", self.deadline_s, 0.0, math.inf, open_below=True)
+        salt = self.cache_salt
+        if salt is not None and (not isinstance(salt, str) or not 0 < len(salt) <= MAX_SALT):
+            raise ConfigError(f"cache_salt must be a string of 1 to {MAX_SALT} characters or None, got {salt!r}.")
 
     def _check_pairs(self) -> None:
         if self.allowed_token_ids is not None and not self.allowed_token_ids:

@@ -127,8 +127,11 @@ def test_64_options_outlive_the_call_or_change_the_callers(tiny: Path) -> None:
     sooner.LLM(target, draft=drafter, k=7, config=config).generate("the text", params)
     assert max(asked) == 7
     drafter, asked = counting()
+    sooner.LLM(target, draft=drafter, k=3, config=config).generate("the text", params)
+    assert max(asked) == 3
+    drafter, asked = counting()
     sooner.LLM(target, draft=drafter, config=config).generate("the text", params)
-    assert max(asked) == 8, "the default"
+    assert asked[0] == 2, "the controller begins with short drafts, whatever was asked for before"
     assert (asdict(params), asdict(config)) == before
 
 

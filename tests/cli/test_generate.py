@@ -49,7 +49,7 @@ def values(ended: Ended) -> dict[str, Any]:
 def test_json_tells_everything_and_nothing_by_accident(generate: Sooner, tiny: Path) -> None:
     found = values(generate("--json"))
     assert set(found) == {"model", "draft", "text", "token_ids", "prompt_tokens", "finish_reason", "stats"}
-    assert (found["model"], found["draft"], found["finish_reason"]) == (str(tiny), "lookup", "length")
+    assert (found["model"], found["draft"], found["finish_reason"]) == (str(tiny), "auto", "length")
     assert len(found["token_ids"]) == 40
     assert found["stats"]["emitted"] == 40
     assert found["stats"]["steps"] < 40
@@ -225,13 +225,13 @@ def letters(shown: str) -> list[tuple[str, bool]]:
 
 
 def test_on_a_terminal_accepted_guesses_are_green_and_the_rest_is_plain(on_a_terminal: Sooner, tiny: Path) -> None:
-    llm = LLM(str(tiny), "lookup", dtype="float32")
+    llm = LLM(str(tiny), dtype="float32")
     chunks = llm.stream(llm.encode_chat(PROMPT), SamplingParams(max_tokens=40))
     expected = [(c, piece.drafted) for chunk in chunks for piece in chunk.pieces for c in printable(piece.text)]
     assert {drafted for _, drafted in expected} == {True, False}
     ended = on_a_terminal()
     assert letters(ended.out.removesuffix("\n")) == expected
-    assert "green = guessed by lookup and accepted" in ended.err
+    assert "green = guessed by auto and accepted" in ended.err
 
 
 @pytest.mark.parametrize(("name", "value"), [("NO_COLOR", "1"), ("TERM", "dumb")])

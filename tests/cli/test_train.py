@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 from sooner.heads import checkpoint
@@ -29,3 +30,29 @@ def test_missing_text_is_named(sooner: Sooner, tiny: Path, tmp_path: Path) -> No
     assert missing.complaint.startswith("data is missing")
     nowhere = sooner("train", "eagle", "--model", tiny, "--out", tmp_path / "x", "--data", tmp_path / "nowhere")
     assert "is not there" in nowhere.complaint
+
+
+def test_a_model_writes_its_own_warm_table(sooner: Sooner, tiny: Path, tmp_path: Path) -> None:
+    wanted = ("train", "table", "--model", tiny, "--out", tmp_path, "--dtype", "float32")
+    ended = sooner(*wanted, "--self-generate", 600)
+    assert ended.status == 0, ended.err
+    assert "tokens per step" in ended.out
+    again = sooner(*wanted)  # counts what is there
+    assert (again.status, again.out.split(" pairs")[0]) == (0, ended.out.split(" pairs")[0])
+    drafted = sooner(
+        "generate",
+        "the end of",
+        "--model",
+        tiny,
+        "--draft",
+        f"lookup+recycle:{tmp_path / 'table.safetensors'}",
+        "--json",
+    )
+    assert drafted.status == 0, drafted.err
+    assert json.loads(drafted.out)["stats"]["accepted"] > 0
+
+
+def test_a_table_needs_text(sooner: Sooner, tiny: Path, tmp_path: Path) -> None:
+    ended = sooner("train", "table", "--model", tiny, "--out", tmp_path)
+    assert "give --self-generate N" in ended.complaint
+    assert "--self-generate" in sooner("train", "table", "--out", tmp_path, "--self-generate", -1).complaint

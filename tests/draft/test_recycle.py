@@ -44,6 +44,16 @@ def test_a_pair_never_seen_falls_back_to_its_last_token() -> None:
     assert source.priors[pair] > source.priors[single]
 
 
+def test_a_row_of_another_request_is_told_apart() -> None:
+    source = RecycleSource()
+    source.observe([outcome((1, 2), Draft(), [(10, 11, 12)])])
+    for tail in ((1, 2), (9, 2)):
+        own, others = source.after("r", (), tail), source.after("s", (), tail)
+        assert [token for token, _ in own] == [token for token, _ in others]
+        assert not {code for _, code in own} & {code for _, code in others}
+        assert all(source.priors[a[1]] > source.priors[b[1]] for a, b in zip(own, others, strict=True))
+
+
 def test_the_latest_row_counts() -> None:
     source = RecycleSource()
     source.observe([outcome((1, 2), Draft(), [(10, 11, 12)]), outcome((1, 2), Draft(), [(13, 14, 15)])])

@@ -132,9 +132,7 @@ def plain_text(
         text.append(choose(scores, params, len(tokens)))
         if grammar is not None:
             grammar.advance(text[-1:])
-        if text[-1] in ends:
+        if text[-1] in ends or (grammar is not None and grammar.ended):
             return text, "stop"
         if len(tokens) + 1 == limit or len(text) == params.max_tokens:
             return text, "length"
-        if grammar is not None and grammar.ended:
-            return text, "stop"

@@ -29,7 +29,10 @@ BEYOND = 8  # right tokens a draft may know past the end of the text
 
 @dataclass(frozen=True)
 class Setting:
-    """What one run of traffic looks like; everything else follows from `seed`."""
+    """What one run of traffic looks like; everything else follows from `seed`.
+
+    alike: prompts that share beginnings, long enough to be taken over.
+    """
 
     seed: int = 0
     vocab: int = 7
@@ -39,6 +42,7 @@ class Setting:
     context_limit: int | None = None
     eos: tuple[int, ...] = ()
     trouble: float = 0.0
+    alike: bool = False
 
 
 @dataclass
@@ -69,6 +73,8 @@ class Traffic:
         self.seen: dict[str, Seen] = {}
         self.drafted = self.accepted = 0
         self._texts: dict[str, list[int]] = {}
+        self._beginnings: list[list[int]] = []
+        self.reused = self.preempted = 0
 
     def run(self) -> None:
         """Raises AssertionError where anything differs from the plain loop."""
@@ -87,8 +93,8 @@ class Traffic:
             self._compare(seen)
 
     def _add(self) -> None:
-        limit = self.setting.context_limit
-        prompt = [self.random.randrange(self.setting.vocab) for _ in range(self.random.randint(1, 30))]
+        limit = self.engine.context_limit
+        prompt = self._beginning() + self._tokens(self.random.randint(1, 30))
         if limit is not None and len(prompt) >= limit:
             try:
                 self.engine.add(prompt, self._params())
@@ -99,6 +105,16 @@ class Traffic:
         if request.params.seed is None:
             request.seed = self.random.randrange(2**63)  # not from the system, so that a failure repeats itself
         self.seen[request.id] = Seen(request)
+
+    def _tokens(self, count: int) -> list[int]:
+        return [self.random.randrange(self.setting.vocab) for _ in range(count)]
+
+    def _beginning(self) -> list[int]:
+        if not self.setting.alike:
+            return []
+        if not self._beginnings or self.random.random() < 0.1:
+            self._beginnings.append(self._tokens(60))
+        return self.random.choice(self._beginnings)[: self.random.randint(30, 60)]
 
     def _params(self) -> SamplingParams:
         r = self.random
@@ -113,6 +129,9 @@ class Traffic:
             seed=r.choice([0, 7, 2**63 - 1]) if r.random() < 0.8 else None,
             stop_token_ids=tuple(r.sample(range(self.setting.vocab), r.choice([0, 0, 1]))),
             ignore_eos=r.random() < 0.2,
+            priority=r.choice([0, 0, 0, -1, 3]),
+            cache_salt=r.choice([None, None, "a"]),
+            speculation=r.choice(["auto", "auto", "off", 3]),
             logprobs=r.choice([None, 0, 2]),
             logprobs_mode=r.choice(["raw", "raw", "processed"]),
             prompt_logprobs=r.choice([None, None, 0, 1]),
@@ -152,6 +171,8 @@ class Traffic:
             events = []
         self.engine.check()
         assert self.model.rows <= self.setting.config.step_rows
+        if self.setting.config.kv_memory is not None:
+            assert self.model.lanes.bytes <= self.setting.config.kv_memory
         for event in events:
             self._take(event)
 
@@ -202,6 +223,9 @@ class Traffic:
         assert record.accepted <= min(record.drafted, record.emitted)
         # Every pass gives one token beside the accepted ones; only the last may be cut before it.
         assert record.steps - 1 <= record.emitted - record.accepted <= record.steps
+        assert record.reused < len(request.prompt)
+        self.reused += record.reused
+        self.preempted += record.preempted
         self.drafted += record.drafted
         self.accepted += record.accepted
 
@@ -216,7 +240,7 @@ class Traffic:
             request.prompt,
             _seeded(request),
             eos=self.setting.eos,
-            limit=self.setting.context_limit,
+            limit=self.engine.context_limit,
             grammar=self._grammar(request.params.structured_outputs),
         )
         if request.finish == "abort":

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from sooner.config import Budget
-from sooner.control.protocol import StepRecord, View
+from sooner.control.protocol import Guess, Note, StepRecord, View
 from sooner.core.step import Step
 from sooner.core.tree import ROOT, Draft
 from sooner.draft.protocol import Context, Outcome
@@ -24,7 +24,8 @@ class Broken(Exception):
 
 
 class WildController:
-    """Another budget for every request at every step, too large ones and empty ones among them."""
+    """Another budget for every request at every step, too large ones and empty ones among them, and other nodes
+    of the draft that it leaves out."""
 
     def __init__(self, random: Random) -> None:
         self._random = random
@@ -32,8 +33,24 @@ class WildController:
     def budgets(self, views: Sequence[View]) -> list[Budget]:
         return [self._one() for _ in views]
 
+    def keep(self, views: Sequence[View], guesses: Sequence[Guess]) -> list[tuple[int, ...] | None]:
+        return [None if guess.drawn or self._random.random() < 0.5 else self._some(guess) for guess in guesses]
+
     def observe(self, record: StepRecord) -> None:
         assert 0 <= record.accepted <= record.drafted <= record.rows
+        for tried in record.tried:
+            assert set(tried.path) <= set(tried.kept) <= set(range(len(tried.guess)))
+
+    def leave(self, request_id: str) -> Note:
+        return Note("wild")
+
+    def _some(self, guess: Guess) -> tuple[int, ...]:
+        """Nodes at random, each with its parent."""
+        kept: list[int] = []
+        for node, parent in enumerate(guess.parents):
+            if (parent in kept or parent == ROOT) and self._random.random() < 0.7:
+                kept.append(node)
+        return tuple(kept)
 
     def _one(self) -> Budget:
         if self._random.random() < 0.2:

@@ -47,6 +47,7 @@ class Lanes(RuleBasedStateMachine):
         super().__init__()
         self.cache = LaneCache(LAYERS, HEADS, WIDTH, torch.float64)
         self.lanes: dict[int, Model] = {}
+        self.remembered: dict[int, list[Column]] = {}
         self.marks = 0
 
     @initialize(seed=st.integers(0, 2**32))
@@ -56,8 +57,11 @@ class Lanes(RuleBasedStateMachine):
     @precondition(lambda self: len(self.lanes) < 6)
     @rule()
     def open(self) -> None:
+        blank = self.cache.store.shape[2] - len(self.lanes) - len(self.remembered)
         lane = self.cache.open()
         assert lane not in self.lanes
+        assert not (lane in self.remembered and blank), "a blank lane was there"
+        self.remembered.pop(lane, None)
         self.lanes[lane] = Model()
 
     @precondition(lambda self: self.lanes)
@@ -67,6 +71,54 @@ class Lanes(RuleBasedStateMachine):
         self.cache.close(lane)
         del self.lanes[lane]
 
+    @precondition(lambda self: self.lanes)
+    @rule()
+    def close_and_remember(self) -> None:
+        lane = self._some()
+        self.cache.close(lane, "scope")
+        settled = self.lanes.pop(lane).settled
+        if settled:
+            self.remembered[lane] = settled
+
+    @precondition(lambda self: self.remembered)
+    @rule()
+    def reopen(self) -> None:
+        lane = self.random.choice(sorted(self.remembered))
+        known = self.remembered.pop(lane)
+        assert self.cache.remembered_length(lane) == len(known)
+        assert self.cache.shared(lane, [c.token for c in known] + [0]) == len(known)
+        length = self.random.randint(0, len(known))
+        assert self.cache.reopen(lane, length) == lane
+        self.lanes[lane] = Model(known[:length])
+
+    @precondition(lambda self: self.remembered and len(self.lanes) < 6)
+    @rule()
+    def fork_what_is_remembered(self) -> None:
+        lane = self.random.choice(sorted(self.remembered))
+        known = self.remembered[lane]
+        length = self.random.randint(0, len(known))
+        new = self.cache.fork(lane, length)
+        assert new not in self.lanes
+        self.remembered.pop(new, None)
+        self.lanes[new] = Model(list(known[:length]))
+
+    @rule()
+    def trim(self) -> None:
+        self.cache.trim()
+        self.remembered.clear()
+        for model in self.lanes.values():
+            assert len(model.settled) <= self.cache.capacity
+        assert self.cache.store.shape[2] == self.cache.span
+
+    @rule()
+    def gather(self) -> None:
+        moved = self.cache.gather()
+        self.lanes = {moved.get(lane, lane): model for lane, model in self.lanes.items()}
+        self.remembered = {
+            lane: c for lane, c in self.remembered.items() if lane in self.cache.remembered("scope")
+        }
+        assert self.cache.span == len(self.lanes)
+
     @precondition(lambda self: self.lanes and len(self.lanes) < 6)
     @rule()
     def fork(self) -> None:
@@ -75,6 +127,7 @@ class Lanes(RuleBasedStateMachine):
         length = self.random.randint(0, len(known))
         new = self.cache.fork(lane, length)
         assert new not in self.lanes
+        self.remembered.pop(new, None)
         self.lanes[new] = Model(list(known[:length]))
 
     @precondition(lambda self: self.lanes)
@@ -127,9 +180,13 @@ class Lanes(RuleBasedStateMachine):
     def keys_are_with_their_tokens(self) -> None:
         self.cache.check()
         assert self.cache.in_use == len(self.lanes)
-        for lane, model in self.lanes.items():
-            assert self.cache.held(lane) == tuple(c.token for c in model.settled)
-            marks = torch.tensor([c.mark for c in model.settled], dtype=torch.float64)
+        assert sorted(self.cache.remembered("scope")) == sorted(self.remembered)
+        assert self.cache.remembered("other") == []
+        kept = {**{lane: model.settled for lane, model in self.lanes.items()}, **self.remembered}
+        for lane, columns in kept.items():
+            if lane in self.lanes:
+                assert self.cache.held(lane) == tuple(c.token for c in columns)
+            marks = torch.tensor([c.mark for c in columns], dtype=torch.float64)
             wanted = marks[None, None, None, :, None] + PATTERN[:, :, :, None, :]
             assert torch.equal(self.cache.store[:, :, lane, :, : len(marks)], wanted)
 
@@ -182,7 +239,7 @@ TestLanes.settings = BOUNDS
 def test_the_comparison_sees_columns_that_were_not_moved(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LaneCache, "_compact", lambda self, lane, start, path: None)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Lanes, settings=settings(BOUNDS, phases=[Phase.generate]))
+        run_state_machine_as_test(Lanes, settings=settings(BOUNDS, max_examples=400, phases=[Phase.generate]))
 
 
 def filled(tokens: list[int], parents: list[int]) -> tuple[LaneCache, int]:
@@ -265,3 +322,18 @@ def test_staged_parents_hang_the_draft_below_the_last_certain_token() -> None:
     assert parents == [-1, 0, 1, 2, 3, 2]
     draft = Draft((10, 11, 12, 1, 2, 3), tuple(parents))
     assert follow(draft, [10, 11, 12, 3]) == [0, 1, 2, 5]
+
+
+def test_a_limited_store_does_not_grow_beyond_what_is_needed() -> None:
+    """Room to spare is for those who have it: 5 lanes of 64 columns fit, 8 do not, nor 5 of 192."""
+    cache = LaneCache(LAYERS, HEADS, WIDTH, torch.float64)
+    cache.most_bytes = cache.bytes_for(5, 64)
+    lanes = [cache.open() for _ in range(5)]
+    for lane in lanes:
+        cache.reserve(lane, 0, 64)
+        assert cache.bytes <= cache.most_bytes
+    for lane in lanes[1:]:
+        cache.close(lane, "scope")
+    cache.reserve(lanes[0], 0, 190)
+    assert cache.bytes <= cache.most_bytes
+    assert cache.remembered("scope") == [], "what is remembered goes first"

@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from sooner.cli import options
+from sooner.cli.load import Wishes, bench_load
 from sooner.cli.pull import pull_first
 from sooner.cli.terminal import console, progress
 from sooner.measure.workload import choose, read
@@ -50,6 +51,17 @@ def bench(
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time goes: the target's pass, and all around it.")
     ] = False,
+    concurrency: Annotated[
+        str | None,
+        typer.Option(metavar="1,4,...", help="So many requests at once, plain, fixed and adaptive."),
+    ] = None,
+    arrival: Annotated[
+        str, typer.Option(metavar="WHEN", help="With --concurrency: closed, or poisson:RATE (requests a second).")
+    ] = "closed",
+    plot: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE.png", help="With --concurrency: a picture of the figures."),
+    ] = None,
     only_json: Annotated[
         bool, typer.Option("--json", help="Print the last line alone, without the tables.")
     ] = False,
@@ -58,11 +70,20 @@ def bench(
 
     All run in one process over one target, taking turns prompt by prompt, one request at a time; only the
     first turn of each line is used. "none" is always among them. The last line is one JSON object.
+
+    With --concurrency the requests overlap, and the first draft named is run with 2, 4, 8 and as many guesses as
+    pay, beside plain decoding; figures have the names of `vllm bench serve`.
     """
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     questions = choose(read(trace), limit=limit, categories=category.split(",") if category else ())
     names = tuple(drafts.split(","))
     pull_first(model, *(name.removeprefix("model:") for name in names))
+    if concurrency is not None:
+        draft = next((name for name in names if name != "none"), "none")
+        how = (dtype, device, runtime, quantize, threads)
+        wishes = Wishes(model, draft, concurrency, arrival, plot, repeat, width, *how, raw, only_json)
+        bench_load(wishes, questions, params)
+        return
     with progress(f"loading {model}") as (advance, expect):
         from sooner.measure import bench as measure
         from sooner.measure import report

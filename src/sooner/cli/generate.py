@@ -35,7 +35,7 @@ def generate(
             help="auto, none, lookup, suffix, prediction, recycle[:TABLE], model:PATH, self:int8, self:int4, "
             "early-exit[:N], medusa:PATH; A+B joins several."
         ),
-    ] = "lookup",
+    ] = "auto",
     k: options.K = None,
     width: options.Width = None,
     max_tokens: options.MaxTokens = 256,

@@ -48,6 +48,8 @@ Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, with
 _PARAMETERS = frozenset(
     {
         "batch",
+        "arrival",
+        "concurrency",
         "device",
         "frequency_penalty",
         "k",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -78,6 +79,80 @@ def eagle(
         history = run(loaded.model, ends(), loaded.name, documents, out, recipe, plan, report)
     last = history.entries[-1]
     typer.echo(f"{out}: {history.tokens:,} tokens in {history.seconds / 60:.1f} min, {_figures(last)}")
+
+
+@train.command()
+def table(
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    self_generate: Annotated[
+        int, typer.Option(metavar="N", help="Let the model write until N tokens are there (kept under OUT/text).")
+    ] = 0,
+    data: Annotated[
+        list[Path] | None, typer.Option(help="A folder of shards to count as well. May be given again.")
+    ] = None,
+    seed: Annotated[int, typer.Option(help="Of what the model writes.")] = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Count a warm table. Draft with it by `--draft recycle:OUT/table.safetensors`, or lookup+recycle:...
+
+    The model writes user turns, documents and answers itself (60 bytes a token on disk; 300,000 tokens and
+    more pay), then the table is counted, a few MB. Killed at any time, the same command goes on.
+    """
+    from sooner.draft.table import save
+    from sooner.llm import LLM
+    from sooner.model.load import fingerprint, load
+    from sooner.train import shards, text
+    from sooner.train.table import make
+
+    if self_generate < 0:
+        raise ConfigError(f"--self-generate must be at least 0, got {self_generate}.")
+    pull_first(model)
+    loaded = load(model, dtype=dtype, device=device)
+    own = out / "text"
+    own.mkdir(parents=True, exist_ok=True)
+    if self_generate:
+        recorder = text.Recorder()
+        llm = LLM(loaded, recorder, k=0, config=text.engine_config())
+        with _steps("writing", self_generate, "tokens") as report:
+            text.write(llm, recorder, own, self_generate, seed=seed, progress=report)
+    paths = [path for folder in (own, *(data or ())) for path in shards.paths(folder)]
+    if not paths:
+        raise ConfigError("data is missing: give --self-generate N, or --data with a folder of shards.")
+    about = {"model": loaded.name, "fingerprint": fingerprint(loaded), "seed": seed}
+    with _steps("counting", len(paths), "shards") as report:
+        made, score = make(paths, loaded.model.vocab_size, about, report)
+    save(made, out / "table.safetensors")
+    size = (out / "table.safetensors").stat().st_size / 1e6
+    typer.echo(
+        f"{out / 'table.safetensors'}: {made.about['rows']:,} tokens, {len(made.pairs):,} pairs, {size:.1f} MB; "
+        f"held out, simulated: {score.tokens_per_step:.2f} tokens per step with lookup+recycle"
+    )
+
+
+@contextmanager
+def _steps(what: str, total: int, unit: str) -> Iterator[Callable[[int, int], None]]:
+    """A progress bar on stderr that is told (done, done in this run) and shows how many a second."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description:<8}"),
+        BarColumn(bar_width=20),
+        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
+        TimeRemainingColumn(),
+        TextColumn("{task.fields[said]}"),
+    )
+    began = time.perf_counter()
+    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
+        task = bar.add_task(what, total=total, said="")
+
+        def report(done: int, fresh: int) -> None:
+            rate = fresh / max(time.perf_counter() - began, 1e-9)
+            bar.update(task, completed=min(done, total), said=f"{rate:,.0f} {unit}/s")
+
+        yield report
 
 
 @contextmanager

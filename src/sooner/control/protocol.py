@@ -7,15 +7,54 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from sooner.config import Budget
+from sooner.params import Speculation
 
 
 @dataclass(frozen=True, slots=True)
 class View:
-    """What a controller may know of a request that could draft in this step."""
+    """What a controller may know of a request that takes part in this pass.
+
+    prompt, written: tokens of prompt and of text. rows: certain tokens it puts into the pass; held: tokens its
+    lane holds already. whole: the pass reaches its last token, so it emits one at least and may draft.
+    speculation: what the caller asked for.
+    """
 
     request_id: str
     prompt: int
     written: int
+    rows: int = 1
+    held: int = 0
+    whole: bool = True
+    speculation: Speculation = "auto"
+
+
+@dataclass(frozen=True, slots=True)
+class Guess:
+    """A draft as a controller sees it: a tree of tokens (parents[i] < i, -1 = the root).
+
+    scores: the drafter's estimates that the path to a node survives, or None. drawn: the tokens were drawn at
+    random and are judged by the law they were drawn from, so none may be left out because of its value.
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    scores: tuple[float, ...] | None = None
+    drawn: bool = False
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+
+@dataclass(frozen=True, slots=True)
+class Tried:
+    """What one pass brought for one request. tokens: the new ones. guess: the draft as it was offered, of
+    which the nodes `kept` were verified; path: those that were accepted, from the root down."""
+
+    request_id: str
+    tokens: tuple[int, ...]
+    guess: Guess = Guess()
+    kept: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +64,7 @@ class StepRecord:
     rows: rows of the pass. draft_s, pass_s: seconds spent drafting and in the target. judge_s: in laws and
     verification. write_s: in appending tokens, stop rules and text. settle_s: in the cache. step_s: in all.
     drafted, accepted, emitted: tokens; emitted counts corrections and bonus tokens too.
+    context: tokens in all lanes after the pass. tried: request by request.
     """
 
     rows: int
@@ -38,13 +78,37 @@ class StepRecord:
     drafted: int
     accepted: int
     emitted: int
+    context: int = 0
+    tried: tuple[Tried, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """What a controller says of a request that has ended.
+
+    used: "auto", "off", "k=4", ... why_off: why nothing was guessed, "" where something was.
+    speedup: estimated seconds of plain decoding in the same company / seconds taken; None = no estimate.
+    """
+
+    used: str
+    why_off: str = ""
+    speedup: float | None = None
 
 
 class Controller(Protocol):
     """Chooses the budgets. It must never make the text depend on load: it decides speed alone."""
 
     def budgets(self, views: Sequence[View]) -> list[Budget]:
-        """One budget for each request."""
+        """How much each request may guess, at most."""
+
+    def keep(self, views: Sequence[View], guesses: Sequence[Guess]) -> list[tuple[int, ...] | None]:
+        """Which nodes of each draft are worth their rows, in rising order, each with its parent; None = all.
+
+        Of a drawn guess, what is left out must not depend on the tokens drawn.
+        """
 
     def observe(self, record: StepRecord) -> None:
         """Called after every pass."""
+
+    def leave(self, request_id: str) -> Note:
+        """The request has ended; drop what is kept for it."""

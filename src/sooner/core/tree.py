@@ -90,6 +90,17 @@ def is_chain(parents: Sequence[int]) -> bool:
     return all(parent == node - 1 for node, parent in enumerate(parents))
 
 
+def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
+    """The draft with these nodes alone: rising, each with its parent, and of drawn siblings the first ones."""
+    place = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
+    return Draft(
+        tuple(draft.tokens[node] for node in nodes),
+        tuple(place[draft.parents[node]] for node in nodes),
+        None if draft.probs is None else draft.probs[list(nodes)],
+        None if draft.scores is None else tuple(draft.scores[node] for node in nodes),
+    )
+
+
 def follow(draft: Draft, tokens: Sequence[int]) -> list[int]:
     """The longest path from the root whose tokens are a prefix of `tokens`, as node indices."""
     below = children(draft.parents)

@@ -60,6 +60,14 @@ class CombineDrafter:
         self.chances = Chances(priors)
         self._asked: dict[str, Asked] = {}
 
+    def learned(self) -> dict[str, tuple[float, ...]]:
+        """What guesses of each code are worth by now, by source."""
+        ends = [*self._first[1:], len(self.chances.value)]
+        return {
+            source.name: tuple(round(value, 4) for value in self.chances.value[first:end])
+            for source, first, end in zip(self._sources, self._first, ends, strict=True)
+        }
+
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         for source in self._sources:
             source.begin(contexts, budgets)

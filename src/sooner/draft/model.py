@@ -21,6 +21,7 @@ from sooner.core.step import Segment, pack
 from sooner.core.tree import EMPTY, Draft, chain
 from sooner.draft.protocol import Context, Outcome
 from sooner.errors import ConfigError
+from sooner.model.lanes import LaneCache
 from sooner.model.protocol import Model
 
 _CHUNK = 512  # rows of one request in one pass while catching up with a prompt
@@ -100,6 +101,11 @@ class ModelDrafter:
         self._ids = ids or SameIds(vocab, model.vocab_size)
         self._confidence = confidence
         self._lanes: dict[str, int] = {}
+
+    @property
+    def caches(self) -> tuple[LaneCache, ...]:
+        """Its keys and values, which count against the memory limit."""
+        return (self.model.lanes,)
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
         chains = [self._start(context, budget) for context, budget in zip(contexts, budgets, strict=True)]

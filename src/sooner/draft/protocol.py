@@ -79,6 +79,7 @@ class Drafter(Protocol):
 
     name: how reports call it. taps: layers of the target whose features it wants in `observe`.
     A drafter may also have `tops`, an int: how many of the likeliest ids of every row it wants there.
+    One with lanes of its own has `caches` too, a sequence of LaneCache, which count against the memory limit.
     """
 
     name: str

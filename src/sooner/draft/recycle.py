@@ -22,6 +22,7 @@ LIMIT = 65_536  # keys of each kind; a key with its row takes about 600 bytes
 TOPS = 8
 _LEVEL = GRADES * RANKS  # codes of one level: pairs, then single tokens
 _QUOTED = 2 * _LEVEL  # what followed a pair in a prompt, where the target's own thoughts are not known
+_ANOTHERS = _QUOTED + 1  # the same codes once more, for rows that another request left
 
 Value = TypeVar("Value")
 
@@ -50,18 +51,32 @@ class Bounded(Generic[Value]):
 
 
 class _Row:
-    """The likeliest ids after a key. `guesses` are worked out when they are first asked for."""
+    """The likeliest ids after a key, and the request they come from; without logits it is a quoted token.
 
-    __slots__ = ("guesses", "ids", "logits")
+    The guesses are worked out when they are first asked for.
+    """
 
-    def __init__(
-        self, ids: tuple[int, ...], logits: tuple[float, ...], guesses: Sequence[Guess] | None = None
-    ) -> None:
-        self.ids, self.logits, self.guesses = ids, logits, guesses
+    __slots__ = ("_anothers", "_own", "ids", "logits", "request_id")
+
+    def __init__(self, ids: tuple[int, ...], logits: tuple[float, ...], request_id: str) -> None:
+        self.ids, self.logits, self.request_id = ids, logits, request_id
+        self._own: tuple[Guess, ...] | None = None
+        self._anothers: tuple[Guess, ...] | None = None
+
+    def guesses(self, level: int, request_id: str) -> tuple[Guess, ...]:
+        """For a request; `level` is that of the key."""
+        if self._own is None:
+            self._own = _guesses(self, level) if self.logits else ((self.ids[0], _QUOTED),)
+        if request_id == self.request_id:
+            return self._own
+        if self._anothers is None:
+            self._anothers = tuple((token, code + _ANOTHERS) for token, code in self._own)
+        return self._anothers
 
 
 class RecycleSource:
-    """The target's likeliest tokens after the last row with the same end. The code is level, grade and rank.
+    """The target's likeliest tokens after the last row with the same end. The code is level,
+    grade and rank, and whether the row is of the same request: those of others are worth less.
 
     limit: most keys kept of each kind (pairs, single tokens), oldest out first.
     """
@@ -69,7 +84,10 @@ class RecycleSource:
     name = "recycle"
     taps: tuple[int, ...] = ()
     tops = TOPS
-    priors: tuple[float, ...] = (*graded_priors(0.6), *graded_priors(0.5), 0.25)
+    priors: tuple[float, ...] = (
+        *(*graded_priors(0.6), *graded_priors(0.5), 0.25),
+        *(*graded_priors(0.5), *graded_priors(0.4), 0.15),
+    )
 
     def __init__(self, limit: int = LIMIT) -> None:
         self._pairs: Bounded[_Row] = Bounded(limit)
@@ -85,17 +103,13 @@ class RecycleSource:
         for context in contexts:
             if context.request_id not in self._quoted:
                 self._quoted.add(context.request_id)
-                self._quote(context.tokens)
+                self._quote(context)
 
     def after(self, request_id: str, path: tuple[int, ...], tail: tuple[int, ...]) -> Sequence[Guess]:
         level, row = 0, self._pairs.get(_pair(tail[-2], tail[-1])) if len(tail) > 1 else None
         if row is None:
             level, row = _LEVEL, self._singles.get(tail[-1])
-        if row is None:
-            return ()
-        if row.guesses is None:
-            row.guesses = _guesses(row, level)
-        return row.guesses
+        return () if row is None else row.guesses(level, request_id)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
         for outcome in outcomes:
@@ -104,27 +118,32 @@ class RecycleSource:
             draft, root = outcome.draft, outcome.tail[-1]
             before = outcome.tail[-2] if len(outcome.tail) > 1 else None
             rows = zip(outcome.tops.ids, outcome.tops.logits, strict=True)
-            self._keep(before, root, *next(rows))
+            self._keep(before, root, *next(rows), outcome.request_id)
             for token, parent, (ids, logits) in zip(draft.tokens, draft.parents, rows, strict=True):
-                self._keep(root if parent == ROOT else draft.tokens[parent], token, ids, logits)
+                self._keep(
+                    root if parent == ROOT else draft.tokens[parent], token, ids, logits, outcome.request_id
+                )
 
     def forget(self, request_id: str) -> None:
         self._quoted.discard(request_id)
 
-    def _keep(self, before: int | None, last: int, ids: tuple[int, ...], logits: tuple[float, ...]) -> None:
+    def _keep(
+        self, before: int | None, last: int, ids: tuple[int, ...], logits: tuple[float, ...], request_id: str
+    ) -> None:
         if not math.isfinite(logits[0]):
             return
-        self._singles.put(last, _Row(ids, logits))
+        self._singles.put(last, _Row(ids, logits, request_id))
         if before is not None:
-            self._pairs.put(_pair(before, last), _Row(ids, logits))
+            self._pairs.put(_pair(before, last), _Row(ids, logits, request_id))
 
-    def _quote(self, tokens: Sequence[int]) -> None:
+    def _quote(self, context: Context) -> None:
         """A prompt's rows have no logits, so what followed each pair stands in for them."""
+        tokens = context.tokens
         for at in range(2, len(tokens)):
             key = _pair(tokens[at - 2], tokens[at - 1])
             known = self._pairs.get(key)
             if known is None or not known.logits:
-                self._pairs.put(key, _Row((tokens[at],), (), ((tokens[at], _QUOTED),)))
+                self._pairs.put(key, _Row((tokens[at],), (), context.request_id))
 
 
 def _pair(before: int, last: int) -> int:

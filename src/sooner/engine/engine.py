@@ -13,18 +13,21 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from sooner.config import Budget, EngineConfig
-from sooner.control.protocol import Controller, StepRecord, View
+from sooner.config import EngineConfig
+from sooner.control.protocol import Controller, StepRecord
 from sooner.core.rules import Verdict
 from sooner.core.step import Segment, Step, pack
 from sooner.core.tree import Draft, depths
-from sooner.draft.protocol import TAIL, Context, Drafter, Outcome
-from sooner.engine.constraint import FORCED, Compile, Constraint, with_forced
+from sooner.draft.protocol import TAIL, Drafter, Outcome
+from sooner.engine.admission import Admission
+from sooner.engine.constraint import Compile, Constraint
 from sooner.engine.detokenize import MakeDetokenizer, no_text
 from sooner.engine.guard import Guard
 from sooner.engine.judge import Judged, judge, wants_scores
+from sooner.engine.memory import Memory
 from sooner.engine.request import Request, law_params, new_request
 from sooner.engine.scheduler import Scheduler, Share
+from sooner.engine.speculation import Clock, Speculation, record, tried
 from sooner.engine.stop import FinishReason, Piece, Writer
 from sooner.engine.tops import MOST, tops
 from sooner.engine.watch import Watch
@@ -43,19 +46,6 @@ class Event:
     finish: FinishReason | None
 
 
-class _Clock:
-    """Where the time of one step goes, in seconds."""
-
-    def __init__(self) -> None:
-        self.began = self._last = time.perf_counter()
-        self.draft_s = self.pass_s = self.judge_s = self.write_s = self.settle_s = 0.0
-
-    def lap(self) -> float:
-        """Seconds since the last lap, or the beginning."""
-        last, self._last = self._last, time.perf_counter()
-        return self._last - last
-
-
 class Engine:
     """Serves requests on one target with one drafter.
 
@@ -64,6 +54,7 @@ class Engine:
         and bad words only. compile_grammar: from structured outputs to a constraint.
     context_limit: most tokens of prompt and text together; the target's own limit by default.
     watch: told of every step, when set; it must not raise.
+    clock: seconds, for deadlines and the times in reports.
     """
 
     def __init__(
@@ -78,6 +69,7 @@ class Engine:
         compile_grammar: Compile | None = None,
         context_limit: int | None = None,
         config: EngineConfig | None = None,
+        clock: Callable[[], float] = time.perf_counter,
     ) -> None:
         layers = model.lanes.store.shape[0]
         if not all(type(tap) is int and 0 <= tap <= layers for tap in drafter.taps):
@@ -91,13 +83,20 @@ class Engine:
         self.config = config or EngineConfig()
         if context_limit is not None and (type(context_limit) is not int or context_limit < 2):
             raise ConfigError(f"context_limit must be a whole number, at least 2, or None; got {context_limit!r}.")
-        limits = [limit for limit in (model.context_limit, context_limit) if limit is not None]
-        self.context_limit = min(limits) if limits else None
+        self.memory = Memory(self.config.kv_memory, model.lanes, getattr(drafter, "caches", ()))
+        limits = (model.context_limit, context_limit, self.memory.longest)
+        self.context_limit = min((limit for limit in limits if limit is not None), default=None)
         self._scheduler = Scheduler(self.config)
+        # A drafter that reads features of the prompt's rows needs those rows to be computed.
+        reuse = self.config.reuse_prefixes and not drafter.taps
+        self._admission = Admission(self._scheduler, self.memory, reuse=reuse, forget=self.guard.forget)
+        self._speculation = Speculation(self.guard, controller, self._scheduler, self.context_limit)
         self._eos = frozenset(token for token in eos_ids if 0 <= token < model.vocab_size)
         self._detokenizer, self._encode, self._compile = detokenizer, encode, compile_grammar
         self._ids = itertools.count()
         self.watch: Callable[[StepRecord], None] | None = None
+        self._clock = clock
+        self._deadlines: set[Request] = set()
 
     @property
     def busy(self) -> bool:
@@ -124,7 +123,10 @@ class Engine:
         request = new_request(f"r{next(self._ids)}", prompt, params, writer, law, constraint, copy)
         request.watch = watch
         request.prediction = self._prediction(params)
-        request.tally.admitted = time.perf_counter()
+        request.tally.admitted = self._clock()
+        if params.deadline_s is not None:
+            request.expires = request.tally.admitted + params.deadline_s
+            self._deadlines.add(request)
         self._scheduler.add(request)
         return request
 
@@ -133,39 +135,44 @@ class Engine:
         if request.finish is None:
             request.writer.end("abort")
             self._scheduler.remove(request)
-            self._leave(request)
+            self._end(request)
 
     def preempt(self, request: Request) -> None:
         """Take a running request's lane away; it resumes later with the same text."""
         if request in self._scheduler.running:
             self._scheduler.preempt(request)
             self._leave(request)
+            request.tally.preempted += 1
 
     def step(self) -> list[Event]:
         """One pass of the target over everything that is ready; what it brought, request by request.
 
         If the target raises, no request has moved, and the step can be tried again.
         """
-        shares = self._scheduler.plan()
+        expired = self._expire()
+        self._admission.make_room(self.preempt)
+        shares = self._scheduler.plan(self._admission)
         if not shares:
-            return []
-        clock = _Clock()
-        drafts = self._draft(shares)
+            return expired
+        clock = Clock()
+        drafted = self._speculation.draft(shares)
         clock.draft_s = clock.lap()
-        step = pack([self._segment(share, draft) for share, draft in zip(shares, drafts, strict=True)])
+        step = pack([self._segment(share, draft) for share, draft in zip(shares, drafted.drafts, strict=True)])
         clock.lap()
         out = self.model.forward(step, rows=step.law_rows, taps=self.guard.drafter.taps)
         clock.pass_s = clock.lap()
         judged = judge([share.request for share in shares], step, out.logits)
         clock.judge_s = clock.lap()
         events, outcomes = self._apply(shares, step, judged, out.features, clock)
+        clock.lap()
         self.guard.observe(outcomes)
+        clock.draft_s += clock.lap()
+        what = record(step, outcomes, clock, tried(drafted, outcomes, judged.verdicts))
+        self.controller.observe(what)
         self._retire(events)
-        record = _record(step, outcomes, clock)
-        self.controller.observe(record)
         if self.watch is not None:
-            self.watch(record)
-        return events
+            self.watch(what)
+        return expired + events
 
     def check(self) -> None:
         """Raise AssertionError if an invariant is broken; an idle engine holds no lane."""
@@ -174,39 +181,20 @@ class Engine:
         if len(set(lanes)) != len(lanes) or len(lanes) != self.model.lanes.in_use:
             raise AssertionError(f"{self.model.lanes.in_use} lanes in use, requests hold {sorted(lanes)}")
 
-    def _draft(self, shares: Sequence[Share]) -> list[Draft]:
-        """A draft for every share, empty for those that may not or cannot draft."""
-        views = [View(s.request.id, len(s.request.prompt), s.request.written) for s in shares]
-        budgets = self._scheduler.trim(shares, self.controller.budgets(views), self.context_limit)
-        asked = [i for i, budget in enumerate(budgets) if not budget.empty]
-        drafts = [Draft()] * len(shares)
-        contexts = [_context(shares[i].request) for i in asked]
-        made, problems = self.guard.propose(contexts, [budgets[i] for i in asked]) if asked else ([], [])
-        for i, draft, found in zip(asked, made, problems, strict=True):
-            drafts[i] = draft
-            shares[i].request.tally.draft_failures += found is not None
-        room = self._scheduler.trim(shares, [Budget.chain(FORCED)] * len(shares), self.context_limit)
-        for i, share in enumerate(shares):
-            if share.request.constraint is not None:
-                drafts[i] = with_forced(drafts[i], share.request.constraint, min(room[i].depth, room[i].nodes))
-        return drafts
-
     def _segment(self, share: Share, draft: Draft) -> Segment:
         request = share.request
-        if request.lane is None:
-            request.lane = self.model.lanes.open()
-            request.held = 0
+        assert request.lane is not None  # it has one since it was admitted
         certain = tuple(request.tokens[request.held : request.held + share.certain])
         scored = wants_scores(request)
         return Segment(request.lane, request.held, certain, draft, law=share.whole, scored=scored)
 
     def _apply(
-        self, shares: Sequence[Share], step: Step, judged: Judged, features: Tensor | None, clock: _Clock
+        self, shares: Sequence[Share], step: Step, judged: Judged, features: Tensor | None, clock: Clock
     ) -> tuple[list[Event], list[Outcome]]:
         """Write the verdicts into the requests and settle their lanes."""
         events, outcomes = [], []
         best = tops(judged.logits, step, self._tops)
-        now = time.perf_counter()
+        now = self._clock()
         for s, share in enumerate(shares):
             request, segment, verdict = share.request, step.segments[s], judged.verdicts[s]
             request.error = judged.errors.get(request.id)
@@ -232,13 +220,26 @@ class Engine:
         for event in events:
             if event.finish is not None:
                 self._scheduler.remove(event.request)
-                self._leave(event.request)
+                self._end(event.request)
+
+    def _expire(self) -> list[Event]:
+        """End the requests whose time is over, with what they have written."""
+        now = self._clock() if self._deadlines else 0.0
+        over = [r for r in self._deadlines if r.expires is not None and r.expires <= now]
+        for request in over:
+            request.writer.end("deadline")
+            self._scheduler.remove(request)
+            self._end(request)
+        return [Event(request, (), request.writer.take(), request.finish) for request in over]
+
+    def _end(self, request: Request) -> None:
+        self._deadlines.discard(request)
+        self._leave(request)
+        request.tally.note = self.controller.leave(request.id)
 
     def _leave(self, request: Request) -> None:
         """Give up the request's lane and whatever the drafter keeps for it."""
-        if request.lane is not None:
-            self.model.lanes.close(request.lane)
-            request.lane, request.held = None, 0
+        self._admission.leave(request)
         self.guard.forget(request.id)
 
     def _room(self, prompt: int, params: SamplingParams) -> int | None:
@@ -302,21 +303,6 @@ class Engine:
         return [ids for ids in dict.fromkeys(spelled) if ids]
 
 
-def _context(request: Request) -> Context:
-    # A copy: whatever a drafter does to it, the text is not changed.
-    past = None if request.history is None else request.history.past()
-    return Context(
-        request.id,
-        list(request.tokens),
-        request.law,
-        request.seed,
-        request.rule,
-        past,
-        prompt=len(request.prompt),
-        prediction=request.prediction,
-    )
-
-
 def _write(request: Request, draft: Draft, verdict: Verdict, now: float) -> int:
     """Append what a verdict brought; returns how many tokens were taken before the text ended."""
     tokens = [draft.tokens[node] for node in verdict.path]
@@ -339,19 +325,3 @@ def _why_broken(request: Request) -> str:
     if request.law.edits:
         return f"no token may come {place}: the parameters (or NaN logits) leave the law without mass."
     return f"the model's logits are not finite {place}, so there is no next token; try a wider dtype (float32)."
-
-
-def _record(step: Step, outcomes: Sequence[Outcome], clock: _Clock) -> StepRecord:
-    return StepRecord(
-        rows=step.offsets[-1],
-        requests=len(outcomes),
-        draft_s=clock.draft_s,
-        pass_s=clock.pass_s,
-        judge_s=clock.judge_s,
-        write_s=clock.write_s,
-        settle_s=clock.settle_s,
-        step_s=time.perf_counter() - clock.began,
-        drafted=sum(o.drafted for o in outcomes),
-        accepted=sum(o.accepted for o in outcomes),
-        emitted=sum(len(o.tokens) for o in outcomes),
-    )

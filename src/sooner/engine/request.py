@@ -47,6 +47,7 @@ class Request:
     error: str | None = None
     watch: Watch | None = None
     prediction: tuple[int, ...] = ()
+    expires: float | None = None  # on the engine's clock
 
     @property
     def finish(self) -> FinishReason | None:

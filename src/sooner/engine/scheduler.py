@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections import deque
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 from sooner.config import Budget, EngineConfig
 from sooner.engine.request import Request
+
+_LOOK_AHEAD = 64  # waiting requests that are looked at behind those that wait for a beginning to share
+MOST_NODES = 64  # of one draft where memory is limited, so that what a pass needs is known before it
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,16 +29,33 @@ class Share:
         return self.certain == self.request.missing
 
 
+class Gate(Protocol):
+    """What admission depends on beside the number of requests."""
+
+    def waits(self, request: Request) -> bool:
+        """Whether it had better wait, and others may go before it."""
+
+    def fits(self, request: Request) -> bool:
+        """Whether there is memory for it; if not, nobody goes before it."""
+
+    def admit(self, request: Request) -> None:
+        """It is running now."""
+
+
 class Scheduler:
-    """First come, first served; running requests before waiting ones, roots before prompt chunks."""
+    """By priority, then first come, first served; running requests before waiting ones, roots before chunks.
+
+    waiting: in the order of admission.
+    """
 
     def __init__(self, config: EngineConfig) -> None:
         self._config = config
-        self.waiting: deque[Request] = deque()
+        self.waiting: list[Request] = []
         self.running: list[Request] = []
 
     def add(self, request: Request) -> None:
-        self.waiting.append(request)
+        """Behind those of its priority."""
+        self.waiting.insert(bisect_right(self.waiting, request.params.priority, key=_priority), request)
 
     def find(self, request_id: str) -> Request | None:
         return next((r for r in [*self.running, *self.waiting] if r.id == request_id), None)
@@ -47,17 +68,20 @@ class Scheduler:
             self.waiting.remove(request)
 
     def preempt(self, request: Request) -> None:
-        """Back to the head of the queue; it comes again with all its tokens missing."""
+        """Back to the queue, before all others of its priority; it comes again with all its tokens missing."""
         self.running.remove(request)
-        self.waiting.appendleft(request)
+        self.waiting.insert(bisect_left(self.waiting, request.params.priority, key=_priority), request)
 
-    def plan(self) -> list[Share]:
+    def victim(self) -> Request:
+        """Whose lane is taken when memory is short: of the least urgent, who came last."""
+        return max(reversed(self.running), key=_priority)
+
+    def plan(self, gate: Gate | None = None) -> list[Share]:
         """Admit what there is room for, then share out the rows of one pass."""
-        while self.waiting and len(self.running) < self._config.max_requests:
-            self.running.append(self.waiting.popleft())
+        self._admit(gate)
         rows = self._config.step_rows
         shares = []
-        for request in sorted(self.running, key=lambda r: r.missing > 1):
+        for request in sorted(self.running, key=lambda r: (r.missing > 1, r.params.priority)):
             certain = min(request.missing, self._config.chunk_rows, rows)
             if certain:
                 shares.append(Share(request, certain))
@@ -72,6 +96,8 @@ class Scheduler:
         """
         spare = self._config.step_rows - sum(share.certain for share in shares)
         each = spare // max(sum(share.whole for share in shares), 1)
+        if self._config.kv_memory is not None:
+            each = min(each, MOST_NODES)
         trimmed = []
         for share, budget in zip(shares, budgets, strict=True):
             request = share.request
@@ -82,3 +108,20 @@ class Scheduler:
                 depth = min(depth, limit - len(request.tokens) - 1)
             trimmed.append(budget.within(depth, each))
         return trimmed
+
+    def _admit(self, gate: Gate | None) -> None:
+        for request in self.waiting[: self._config.max_requests + _LOOK_AHEAD]:
+            if len(self.running) >= self._config.max_requests:
+                return
+            if gate is not None and gate.waits(request):
+                continue
+            if gate is not None and not gate.fits(request):
+                return
+            self.waiting.remove(request)
+            self.running.append(request)
+            if gate is not None:
+                gate.admit(request)
+
+
+def _priority(request: Request) -> int:
+    return request.params.priority

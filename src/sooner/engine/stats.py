@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from sooner.control.protocol import Note
+
 
 @dataclass(frozen=True, slots=True)
 class Acceptance:
@@ -15,6 +17,9 @@ class Acceptance:
     draft_failures: drafts that were refused because the drafter raised or broke the protocol.
     prompt_s: from being admitted to the first token; decode_s: from there to the end (seconds).
     first: tokens that came with the prompt's own pass (a draft may already have been accepted in it).
+    reused: prompt tokens that another request had computed already. preempted: how often it lost its lane.
+    speculation: what was used ("auto", "off", "k=4"; "mixed" in a sum); why_off: why nothing was guessed.
+    speedup: estimated seconds of plain decoding in the same company / seconds taken; None = no estimate.
     """
 
     steps: int = 0
@@ -27,6 +32,11 @@ class Acceptance:
     prompt_s: float = 0.0
     decode_s: float = 0.0
     first: int = 0
+    reused: int = 0
+    preempted: int = 0
+    speculation: str = ""
+    why_off: str = ""
+    speedup: float | None = None
 
     @property
     def tokens_per_step(self) -> float:
@@ -55,6 +65,11 @@ class Acceptance:
             self.prompt_s + other.prompt_s,
             self.decode_s + other.decode_s,
             self.first + other.first,
+            self.reused + other.reused,
+            self.preempted + other.preempted,
+            _merged(self.speculation, other.speculation),
+            self.why_off if self.why_off == other.why_off else "",
+            _mean(self, other),
         )
 
     def as_dict(self) -> dict[str, object]:
@@ -72,7 +87,22 @@ class Acceptance:
             "prompt_s": round(self.prompt_s, 4),
             "decode_s": round(self.decode_s, 4),
             "tok_s": round(self.tokens_per_second, 2),
+            "reused": self.reused,
+            "preempted": self.preempted,
+            "speculation": self.speculation,
+            "why_off": self.why_off,
+            "speedup": None if self.speedup is None else round(self.speedup, 3),
         }
+
+
+def _merged(left: str, right: str) -> str:
+    return left or right if left == right or not (left and right) else "mixed"
+
+
+def _mean(left: Acceptance, right: Acceptance) -> float | None:
+    """Speed-ups weighted by the steps they were estimated over."""
+    known = [(part.speedup, part.steps) for part in (left, right) if part.speedup is not None and part.steps]
+    return sum(value * steps for value, steps in known) / sum(steps for _, steps in known) if known else None
 
 
 def _add(left: tuple[int, ...], right: tuple[int, ...]) -> tuple[int, ...]:
@@ -94,6 +124,9 @@ class Tally:
     first_token: float = 0.0
     last_token: float = 0.0
     first: int = 0
+    reused: int = 0
+    preempted: int = 0
+    note: Note = Note("")  # noqa: RUF009  # frozen
 
     def add_step(self, drafted: int, depth: int, accepted: int, emitted: int, now: float) -> None:
         """One pass: nodes verified, depth of their tree, guesses and tokens delivered."""
@@ -119,6 +152,11 @@ class Tally:
             max(self.first_token - self.admitted, 0.0) if self.steps else 0.0,
             self.last_token - self.first_token,
             self.first,
+            self.reused,
+            self.preempted,
+            self.note.used,
+            self.note.why_off,
+            self.note.speedup,
         )
 
 

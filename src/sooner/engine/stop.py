@@ -12,7 +12,7 @@ from typing import Literal
 
 from sooner.engine.detokenize import Detokenizer
 
-FinishReason = Literal["stop", "length", "abort", "error"]
+FinishReason = Literal["stop", "length", "abort", "error", "deadline"]
 
 
 @dataclass(frozen=True, slots=True)

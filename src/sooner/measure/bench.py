@@ -9,7 +9,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from sooner.config import EngineConfig
 from sooner.control.protocol import StepRecord
 from sooner.errors import ConfigError, RequestError, unknown
 from sooner.llm import LLM
@@ -133,9 +135,10 @@ def contenders(target: Loaded, setup: Setup) -> dict[str, Contender]:
             outside = outside or PlainModel(target)
             made[draft] = _outside(outside, OUTSIDE[draft])
         else:
-            made[draft] = _ours(
-                LLM(target, draft, k=setup.k, width=setup.width, dtype=setup.dtype, threads=setup.threads)
-            )
+            # Shared beginnings would give the second to come the prompt that the first has computed.
+            alone = EngineConfig(reuse_prefixes=False)
+            how: dict[str, Any] = {"dtype": setup.dtype, "threads": setup.threads, "config": alone}
+            made[draft] = _ours(LLM(target, draft, k=setup.k, width=setup.width, **how))
     return made
 
 

@@ -50,6 +50,14 @@ class Loaded:
     def device(self) -> torch.device:
         return self.model.lanes.store.device
 
+    @property
+    def costs_depend_on(self) -> tuple[str, ...]:
+        """What the time of a pass depends on, beside what is in it."""
+        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
+        dtype = str(self.model.lanes.store.dtype).removeprefix("torch.")
+        runtime = type(self.model).__name__
+        return (self.name, dtype, runtime, str(self.device), gpu, f"{torch.get_num_threads()} threads")
+
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with what the tokenizer puts around a prompt (BOS, ...)."""
         ids: list[int] = self.tokenizer(text, add_special_tokens=special)["input_ids"]
@@ -187,6 +195,13 @@ def backend(tokenizer: Any, name: str) -> Tokenizer:
     if not isinstance(inner, Tokenizer):
         raise ModelError(f"{name} has a tokenizer without a tokenizer.json; only fast tokenizers are supported.")
     return inner
+
+
+def even_trees(loaded: Loaded) -> bool:
+    """Whether a wide draft changes no near-tie: rows of its tree have the bits of rows of a chain, or round so
+    finely that ties are rare. In half types only a model that has `even_trees = True` promises that."""
+    fine = loaded.model.lanes.store.dtype in (torch.float32, torch.float64)
+    return fine or bool(getattr(loaded.model, "even_trees", False))
 
 
 def fingerprint(loaded: Loaded) -> str:

@@ -98,6 +98,8 @@ class NativeModel:
     quantize: "int8", or "int4" for all but the LM head, which int4 would cost most and stays at int8.
     """
 
+    even_trees = True  # rows of a tree have the bits of rows of a chain
+
     def __init__(self, module: Any, quantize: str | None = None) -> None:
         shape, body = Shape(module), module.model
         weight = shape.embed.weight

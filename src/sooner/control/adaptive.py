@@ -1,0 +1,368 @@
+"""The default controller: guesses as much as pays, by what passes cost and what guesses brought. No torch.
+
+What is maximised is the text that the whole batch writes a second. Twice a step there is something to decide:
+before drafting, whom to ask for a draft and how deep (a drafter costs time too); after it, which of the nodes that
+were offered are worth a row of the pass. A node is worth its row if its chance to be accepted is more than what
+would be written in the time the row takes. "Off" is the case where no node is; the drafter is still asked
+now and then, and what it would have guessed is compared with the text that came.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import islice, pairwise, repeat
+
+from sooner.config import Budget
+from sooner.control.belief import Beliefs
+from sooner.control.cost import Asked, DraftCost, Load, PassCost
+from sooner.control.fixed import NOTHING, wished, wished_note
+from sooner.control.protocol import Guess, Note, StepRecord, Tried, View
+from sooner.params import Speculation
+
+DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
+_CHEAP = 0.02  # drafting for all below this share of a pass needs no choice of depth
+_FIRST_DEPTH, _MEASURED = 2, 3  # depth of the first drafts; calls after which the cost of drafting is known
+_DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there are but few to choose for
+_EXPLORE = 0.01  # share of the time that may go into asking where it does not seem to pay
+_PAUSE = 6  # steps that a request is left alone between two such questions
+_PROBE_DEPTH = 4
+_DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
+_WELL_KNOWN = 100  # measurements after which a cost is known well
+_NEGLIGIBLE = 0.02  # chances that are not looked at
+_DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
+_PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
+_PLAIN_FIRST = 4  # of those without, before it is known what they cost; every tenth until then
+_CLEAR = 1.5
+_MARGIN = 1.06  # by which a node has to be worth more than its row: of many, those look best that are overrated
+_FADE = 0.93  # of the speed-up seen, a step
+_SLOW, _FAST = 0.12, 0.5  # how fast the worth of asking falls and rises
+
+
+@dataclass(slots=True)
+class _State:
+    """What is kept for one request. worth: tokens an answer brought, what its rows cost taken off."""
+
+    asked: Speculation = "auto"
+    worth: float | None = None
+    idle: int = 0  # steps since it was asked
+    ever: bool = False
+    offered: int = 0
+    kept: int = 0
+    plain_s: float = 0.0
+    taken_s: float = 0.0
+
+
+@dataclass(slots=True)
+class _Now:
+    """The pass in preparation. load: without guesses, plain_s its time; ready: requests that emit; decode(_s):
+    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens."""
+
+    load: Load
+    ready: int
+    plain_s: float
+    decode: Load
+    decode_s: float
+    rate: float
+    price: float
+    asked: list[str] = field(default_factory=list)
+    steady: bool = True
+    depth: int = 0
+
+
+class Costs:
+    """What is known of the machine; shared by controllers over one model if they like."""
+
+    def __init__(self) -> None:
+        self.passes, self.drafts = PassCost(), DraftCost()
+
+
+class AdaptiveController:
+    """Budgets up to `limit`, node by node only where it pays."""
+
+    def __init__(self, limit: Budget, costs: Costs | None = None) -> None:
+        self.limit = limit
+        self.costs = costs or Costs()
+        self.beliefs = Beliefs()
+        self._states: dict[str, _State] = {}
+        self._now: _Now | None = None
+        self._gain = 1.0  # speed-up over plain decoding, fading
+        self._nodes: dict[int, float] = {}  # nodes offered at a depth that was asked for, fading mean
+        self._reach: dict[int, float] = {}  # how often that depth was reached
+        self._shapes: dict[int, int] = {}
+        self._since_draft = self._since_plain = 0
+        # Seconds to spend on questions, and to be earned by right answers; what a question costs.
+        self._credit = self._bonus = self._question = 0.0
+        self._turn = self._passes = 0
+        self._decided: tuple[list[str], dict[str, int]] = ([], {})
+
+    # Before drafting.
+
+    def budgets(self, views: Sequence[View]) -> list[Budget]:
+        now = self._now = self._prepare(views)
+        free = [view for view in views if view.whole and view.speculation == "auto"]
+        for view in views:
+            self._state(view.request_id).asked = view.speculation
+        asked = {} if self.limit.empty or not free else self._choose(free, now)
+        now.asked = list(asked)
+        now.depth = max(asked.values(), default=0)
+        for view in free:
+            state = self._state(view.request_id)
+            now.steady &= view.request_id not in asked or (state.ever and state.idle < 4 * _PAUSE)
+            state.idle = 0 if view.request_id in asked else state.idle + 1
+            state.ever |= view.request_id in asked
+        return [self._budget(view, asked) for view in views]
+
+    def _prepare(self, views: Sequence[View]) -> _Now:
+        passes = self.costs.passes
+        context = sum(view.held + view.rows for view in views)
+        load = Load(sum(view.rows for view in views), len(views), context)
+        ready = sum(view.whole for view in views)
+        decode = Load(ready, ready, context)
+        decode_s = passes.seconds(decode)
+        rate = ready / decode_s
+        load_s = decode_s if load == decode else passes.seconds(load)
+        plain_s = load_s if passes.known else 0.0
+        return _Now(load, ready, plain_s, decode, decode_s, rate, rate * max(self._gain, 1.0))
+
+    def _budget(self, view: View, asked: dict[str, int]) -> Budget:
+        if not view.whole or (view.speculation == "auto" and view.request_id not in asked):
+            return NOTHING
+        if view.speculation != "auto":
+            return wished(view, self.limit)
+        return Budget(asked[view.request_id], self.limit.width, self.limit.nodes)
+
+    def _choose(self, free: Sequence[View], now: _Now) -> dict[str, int]:
+        """Whom to ask, and how deep."""
+        # What a drafter costs is not known at first, and may be a lot: begin with short drafts.
+        deepest = self.limit.depth if self.costs.drafts.seen >= _MEASURED else min(_FIRST_DEPTH, self.limit.depth)
+        every = self.costs.drafts.seconds(Asked(len(free), self._expected_depth(deepest)))
+        plain = now.decode_s
+        if every <= _CHEAP * plain or self.costs.drafts.seen < _MEASURED:
+            chosen = {view.request_id: deepest for view in free if self._pays(view, every / len(free), now)}
+        else:
+            names = [view.request_id for view in free]
+            if self._turn % _DECIDE_EVERY == 0 or self._decided[0] != names or len(names) < _FEW:
+                self._decided = (names, self._depth_that_pays(free, now))
+            chosen = dict(self._decided[1])
+        self._credit = min(self._credit + _EXPLORE * plain, plain)
+        self._bonus = min(self._bonus + _EXPLORE * plain, plain)
+        depth = deepest if every <= _CHEAP * plain else min(_PROBE_DEPTH, deepest)
+        self._explore([view for view in free if view.request_id not in chosen], chosen, depth)
+        return chosen
+
+    def _pays(self, view: View, seconds: float, now: _Now) -> bool:
+        worth = self._state(view.request_id).worth
+        return worth is None or worth > seconds * now.price
+
+    def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int) -> None:
+        """Ask some that are not worth asking as far as we know, the longest unasked first."""
+        each = self.costs.drafts.seconds(Asked(1, self._expected_depth(depth)))
+        for view in sorted(rest, key=lambda v: -self._state(v.request_id).idle):
+            if self._credit < each or self._state(view.request_id).idle < _PAUSE:
+                return
+            self._credit, self._question = self._credit - each, each
+            chosen[view.request_id] = depth
+
+    def _depth_that_pays(self, free: Sequence[View], now: _Now) -> dict[str, int]:
+        """For a drafter that costs: the depth and the share of the requests with the best rate, {} for none."""
+        levels = {view.request_id: self.beliefs.levels(view.request_id, self.limit.depth) for view in free}
+        order = sorted(levels, key=lambda name: -sum(levels[name]))
+        best, chosen = now.rate, {}
+        for depth in sorted({d for d in DEPTHS if d < self.limit.depth} | {self.limit.depth}):
+            fill = self._fill(depth)
+            rows = sum(self._nodes.get(d, reached) for d, reached in enumerate(fill, 1))
+            worth = [sum(a * b for a, b in zip(levels[name], fill, strict=False)) for name in order]
+            for count in sorted({-(-len(order) // 4), -(-len(order) // 2), len(order)}):
+                load = Load(now.ready + round(count * rows), now.decode.requests, now.decode.context)
+                drafting = self.costs.drafts.seconds(Asked(count, self._expected_depth(depth)))
+                rate = (now.ready + sum(worth[:count])) / (self.costs.passes.seconds(load) + drafting)
+                if rate > best:
+                    best, chosen = rate, dict.fromkeys(order[:count], depth)
+        return chosen
+
+    def _expected_depth(self, depth: int) -> float:
+        return sum(self._fill(depth))
+
+    def _fill(self, depth: int) -> list[float]:
+        """How often an answer reaches depth 1, 2, ...; a depth not seen is reached as often as the one above."""
+        found, above = [], 1.0
+        for d in range(1, depth + 1):
+            above = min(self._reach.get(d, above), above)
+            found.append(above)
+        return found
+
+    # After drafting.
+
+    def keep(self, views: Sequence[View], guesses: Sequence[Guess]) -> list[tuple[int, ...] | None]:
+        now = self._now or self._prepare(views)
+        free = [i for i, view in enumerate(views) if view.speculation == "auto"]
+        nodes: list[tuple[float, int, int]] = []
+        for i in free:
+            if len(guesses[i]):
+                chances = self.beliefs.survivals(views[i].request_id, guesses[i], _NEGLIGIBLE)
+                nodes += [(-chance, i, node) for node, chance in enumerate(chances) if chance]
+        nodes.sort()
+        fixed = sum(len(guess) for i, guess in enumerate(guesses) if views[i].speculation != "auto")
+        count, price = self._count([-v for v, _, _ in nodes], now, fixed)
+        count = self._probe(count, nodes, drawn=any(guess.drawn for guess in guesses))
+        self._reckon(views, guesses, nodes, count, now, price)
+        kept: dict[int, list[int]] = {i: [] for i in free}
+        for _, i, node in nodes[:count]:
+            kept[i].append(node)
+        return [tuple(sorted(kept[i])) if i in kept else None for i in range(len(views))]
+
+    def _count(self, values: Sequence[float], now: _Now, fixed: int) -> tuple[int, float]:
+        """How many of the nodes, best first, are worth their rows; and the price of a second that says so.
+
+        The price is what the batch writes a second over some time, at most what it can write in this pass.
+        """
+        if not values or not now.ready:
+            return 0, now.price
+        slopes = self.costs.passes.slopes()
+        costs = list(islice(_marginal(slopes, now.load.rows + fixed), len(values)))
+        alone = costs if now.load.rows == now.ready else _marginal(slopes, now.ready + fixed)
+        price = max(min(now.price, _best_ratio(values, alone, now.ready, now.decode_s)), now.rate)
+        best, count, gain = 0.0, 0, 0.0
+        for n, (value, cost) in enumerate(zip(values, costs, strict=True), 1):
+            gain += value - _MARGIN * price * cost
+            if gain > best:
+                best, count = gain, n
+        return count, price
+
+    def _probe(self, count: int, nodes: Sequence[tuple[float, int, int]], drawn: bool) -> int:
+        """At times the other thing, so that what rows cost and bring does not go stale."""
+        if not nodes:
+            return 0
+        if not count:
+            self._since_draft += 1
+            if self._since_draft < (_DRAWN_EVERY if drawn else _DRAFT_EVERY):
+                return 0
+            return min(3, len(nodes))
+        self._since_plain += 1
+        every = _PLAIN_EVERY * (1 if self._gain < _CLEAR else 4) if self.costs.passes.plain >= _PLAIN_FIRST else 10
+        return 0 if self._since_plain >= every else count
+
+    def _reckon(
+        self,
+        views: Sequence[View],
+        guesses: Sequence[Guess],
+        nodes: Sequence[tuple[float, int, int]],
+        count: int,
+        now: _Now,
+        price: float,
+    ) -> None:
+        """What asking each request was worth, and how drafts are shaped."""
+        slopes = self.costs.passes.slopes()
+        rows = sum(islice(_marginal(slopes, now.load.rows), count))
+        toll = price * rows / count if count else 0.0
+        worth = dict.fromkeys(now.asked, 0.0)
+        for value, i, _ in nodes[:count]:
+            name = views[i].request_id
+            if name in worth:
+                worth[name] += -value - toll
+        for view, guess in zip(views, guesses, strict=True):
+            if view.request_id in worth:
+                state = self._state(view.request_id)
+                new, old = worth[view.request_id], state.worth or 0.0
+                state.worth = new if state.worth is None else old + (_FAST if new > old else _SLOW) * (new - old)
+                state.offered += len(guess) > 0
+        self._turn += 1
+        shapes = [g for v, g in zip(views, guesses, strict=True) if v.request_id in worth]
+        if shapes and self._turn > _WELL_KNOWN:  # one a step is enough then
+            shapes = [shapes[self._turn % len(shapes)]]
+        for guess in shapes:
+            self._shape(guess, now.depth)
+
+    def _shape(self, guess: Guess, asked: int) -> None:
+        found: dict[int, int] = {}
+        depths: list[int] = []
+        for parent in guess.parents:
+            depths.append(1 if parent < 0 else depths[parent] + 1)
+            found[depths[-1]] = found.get(depths[-1], 0) + 1
+        for depth in range(1, asked + 1):
+            seen_before = self._shapes[depth] = self._shapes.get(depth, 0) + 1
+            weight = max(0.04, 1 / (1 + seen_before))
+            for table, seen in ((self._nodes, found.get(depth, 0)), (self._reach, float(depth in found))):
+                table[depth] = table.get(depth, 1.0) * (1 - weight) + weight * seen
+
+    # After the pass.
+
+    def observe(self, record: StepRecord) -> None:
+        now, self._now = self._now, None
+        if now is None:
+            return
+        load = Load(record.rows, record.requests, record.context or now.load.context)
+        spent = record.step_s - record.draft_s
+        drafted = any(tried.kept for tried in record.tried)
+        self._since_draft = 0 if drafted else self._since_draft
+        self._since_plain = self._since_plain if drafted else 0
+        self._passes += 1
+        if self.costs.passes.seen < _WELL_KNOWN or self._passes % 2:  # half of them are enough then
+            self.costs.passes.observe(load, spent)
+        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or self._passes % 2 == 0):
+            reached = max((_deepest(tried.guess) for tried in record.tried), default=0)
+            self.costs.drafts.observe(Asked(len(now.asked), reached), record.draft_s)
+        total = spent + record.draft_s
+        if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
+            gain = record.emitted * now.plain_s / (now.ready * total)
+            self._gain += (1 - _FADE) * (min(gain, 64.0) - self._gain)
+        for tried in record.tried:
+            self._note(tried, now, total)
+
+    def _note(self, tried: Tried, now: _Now, total: float) -> None:
+        # A question that was answered rightly earns the next one, so that a change is followed up at once.
+        right = self.beliefs.learn(tried)
+        earned = 0.0 if tried.kept else min(0.5 * right * self._question, self._bonus)
+        self._credit, self._bonus = self._credit + earned, self._bonus - earned
+        state = self._state(tried.request_id)
+        state.kept += len(tried.kept) > 0
+        if tried.tokens and now.plain_s > 0:
+            state.plain_s += len(tried.tokens) * now.plain_s
+            state.taken_s += total
+
+    def leave(self, request_id: str) -> Note:
+        state = self._states.pop(request_id, _State())
+        self.beliefs.forget(request_id)
+        speedup = state.plain_s / state.taken_s if state.taken_s > 0 and self.costs.passes.seen > 3 else None
+        if state.asked != "auto":
+            note = wished_note(state.asked)
+            return Note(note.used, note.why_off, speedup)
+        return Note("auto", "" if state.kept else self._why_off(state), speedup)
+
+    def _why_off(self, state: _State) -> str:
+        if self.limit.empty:
+            return "k is 0"
+        if not state.ever:
+            return "drafting does not pay at this load" if state.idle else "the text ended first"
+        return "the guesses were not worth their rows" if state.offered else "the drafter had no guess"
+
+    def _state(self, request_id: str) -> _State:
+        found = self._states.get(request_id)
+        if found is None:
+            found = self._states[request_id] = _State()
+        return found
+
+
+def _marginal(slopes: Sequence[tuple[int, float]], rows: int) -> Iterator[float]:
+    """Seconds of each further row of a pass of `rows` rows, without end."""
+    for (_, slope), (until, _) in pairwise(slopes):
+        yield from repeat(slope, max(until - rows, 0))
+        rows = max(rows, until)
+    yield from repeat(slopes[-1][1])
+
+
+def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, seconds: float) -> float:
+    """The most tokens a second that one pass can bring, over how many of the nodes it takes."""
+    best, tokens = ready / seconds, float(ready)
+    for value, cost in zip(values, costs, strict=False):
+        tokens, seconds = tokens + value, seconds + cost
+        best = max(best, tokens / seconds)
+    return best
+
+
+def _deepest(guess: Guess) -> int:
+    depths: list[int] = []
+    for parent in guess.parents:
+        depths.append(1 if parent < 0 else depths[parent] + 1)
+    return max(depths, default=0)

@@ -1,0 +1,181 @@
+"""A target writes the text that is learned from: user turns, documents, answers. Knows no table and no head.
+
+Conversation number i is a function of (model, seed, i), up to rounding, so writing can stop anywhere and go on;
+what is lost is what the last shard did not hold yet, less than a minute's work.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from sooner.config import Budget, EngineConfig
+from sooner.core.tree import EMPTY, Draft
+from sooner.draft.protocol import Context, Outcome, Tops
+from sooner.errors import ConfigError, RequestError
+from sooner.llm import LLM
+from sooner.params import SamplingParams
+from sooner.train import shards
+from sooner.train.shards import Text
+from sooner.train.styles import pick
+
+TOPS = 8  # likeliest ids kept of every row
+AT_ONCE = 32  # conversations written side by side
+SHARD = 8192  # written tokens in a shard
+_LIVELY, _NUCLEUS = 0.8, 0.9  # temperature and top-p of what a user says; above that a small target rambles
+_SAMPLED = 8  # every so many-th answer is sampled at temperature 1, the others are greedy
+_DOCUMENT = (96, 320)  # tokens of a document, fewest and most
+_BARREN = 1000  # conversations that come to nothing before giving up
+_MARK = "\u2063"  # stands for what the model is to write, while the template is rendered
+
+Progress = Callable[[int, int], None]
+"""Told how many tokens are written, and how many of them in this run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ask:
+    """One text wanted from the model."""
+
+    prompt: list[int]
+    params: SamplingParams
+    kind: str
+
+
+Conversation = Generator[Ask, list[int], None]
+
+
+class Recorder:
+    """A drafter that guesses nothing and keeps the likeliest ids of every row."""
+
+    name = "none"
+    taps: tuple[int, ...] = ()
+    tops = TOPS
+
+    def __init__(self) -> None:
+        self.rows: dict[str, list[tuple[tuple[int, ...], tuple[float, ...]]]] = {}
+
+    def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
+        return [EMPTY] * len(contexts)
+
+    def observe(self, outcomes: Sequence[Outcome]) -> None:
+        for outcome in outcomes:
+            if outcome.tops is not None:
+                self.rows.setdefault(outcome.request_id, []).append((outcome.tops.ids[0], outcome.tops.logits[0]))
+
+    def forget(self, request_id: str) -> None:
+        """What was recorded is taken when the text is done."""
+
+    def take(self, request_id: str) -> Tops:
+        """The rows of a text that is done."""
+        rows = self.rows.pop(request_id, [])
+        return Tops(tuple(ids for ids, _ in rows), tuple(logits for _, logits in rows))
+
+
+def write(llm: LLM, recorder: Recorder, folder: Path, wanted: int, *, seed: int, progress: Progress) -> int:
+    """Write until the shards of `folder` hold `wanted` tokens or more; returns how many they hold.
+
+    llm: a target whose drafter is `recorder`. Goes on from the shards that are there.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    known = shards.paths(folder)
+    held = sum(shards.written(path) for path in known)
+    number = int(known[-1].stem.split("-")[1]) + 1 if known else 0
+    start = max((shards.following(path) for path in known), default=0)
+    fresh = 0
+    kept: list[Text] = []
+    for begun, text in _texts(llm, recorder, seed, start):
+        kept.append(text)
+        fresh += text.written
+        progress(held + fresh, fresh)
+        size = sum(text.written for text in kept)
+        if size >= SHARD or held + fresh >= wanted:
+            shards.save(folder, number, kept, begun)
+            number, kept = number + 1, []
+        if held + fresh >= wanted:
+            break
+    return held + fresh
+
+
+def engine_config() -> EngineConfig:
+    """Limits of an engine that writes AT_ONCE texts side by side."""
+    return EngineConfig(max_requests=AT_ONCE)
+
+
+def _texts(llm: LLM, recorder: Recorder, seed: int, start: int) -> Iterator[tuple[int, Text]]:
+    """Texts as they are finished, each with the number of conversations begun so far."""
+    engine, begun = llm.engine, start
+    seen: set[tuple[int, ...]] = set()  # a question asked twice teaches nothing new
+    running: dict[str, tuple[Conversation, Ask]] = {}
+
+    def go_on(conversation: Conversation, said: list[int] | None) -> None:
+        try:
+            ask = next(conversation) if said is None else conversation.send(said)
+            running[engine.add(ask.prompt, ask.params).id] = (conversation, ask)
+        except (StopIteration, RequestError):  # it is over, or has outgrown the model's context
+            return
+
+    while True:
+        while len(running) < AT_ONCE:
+            go_on(_conversation(llm, seed, begun, seen), None)
+            begun += 1
+            if not running and begun - start > _BARREN:
+                raise ConfigError(f"{llm.target.name} has no room for conversations: its context is too short.")
+        for event in engine.step():
+            if event.finish is None:
+                continue
+            done, (conversation, ask) = event.request, running.pop(event.request.id)
+            tops, said = recorder.take(done.id), done.tokens[len(done.prompt) :]
+            if said and len(said) == len(tops.ids):
+                yield begun, Text(tuple(done.tokens), len(done.prompt), ask.kind, tops)
+                go_on(conversation, said)
+
+
+def _conversation(llm: LLM, seed: int, number: int, seen: set[tuple[int, ...]]) -> Conversation:
+    """The texts of one conversation, one after another."""
+    dice = random.Random(f"{seed}/{number}")
+    style, opening, topic = pick(dice)
+    document = ""
+    if style.document:
+        prompt = llm.encode_chat(style.document.format(topic=topic))
+        most = dice.randint(*_DOCUMENT)
+        document = _plain(llm, (yield Ask(prompt, _lively(dice, most), "document")))
+    turn = opening.replace("{topic}", topic).replace("{document}", document)
+    if style.turn:
+        begun = _begun_turn(llm, style.system, turn)
+        turn += _plain(llm, (yield Ask(begun, _lively(dice, style.turn), "turn")))
+    prompt = llm.encode_chat(turn.strip())
+    if tuple(prompt) in seen:
+        return
+    seen.add(tuple(prompt))
+    if dice.randrange(_SAMPLED):
+        yield Ask(prompt, SamplingParams(max_tokens=style.answer), "answer")
+    else:
+        sampled = SamplingParams(max_tokens=style.answer, temperature=1.0, seed=dice.getrandbits(32))
+        yield Ask(prompt, sampled, "answer")
+
+
+def _lively(dice: random.Random, most: int) -> SamplingParams:
+    return SamplingParams(max_tokens=most, seed=dice.getrandbits(32), temperature=_LIVELY, top_p=_NUCLEUS)
+
+
+def _plain(llm: LLM, tokens: Sequence[int]) -> str:
+    text: str = llm.target.tokenizer.decode(list(tokens), skip_special_tokens=True)
+    return text
+
+
+def _begun_turn(llm: LLM, system: str, begun: str) -> list[int]:
+    """The chat template up to the middle of a user's turn."""
+    template = getattr(llm.target.tokenizer, "chat_template", None)
+    if not template:
+        raise ConfigError(
+            f"{llm.target.name} has no chat template, so it cannot write the turns of a user itself."
+        )
+    turns = [{"role": "system", "content": system}, {"role": "user", "content": begun + _MARK}]
+    render = llm.target.tokenizer.apply_chat_template
+    try:
+        text = render(turns, tokenize=False)
+    except Exception:  # templates are programs; many refuse a system turn
+        text = render(turns[1:], tokenize=False)
+    return llm.target.encode(str(text).split(_MARK)[0], special=False)

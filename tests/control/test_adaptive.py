@@ -1,0 +1,167 @@
+"""The adaptive controller against fixed drafts on machines made of formulas, all from seeds."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from sooner.config import Budget
+from sooner.control.adaptive import AdaptiveController
+from sooner.control.fixed import FixedController
+from sooner.control.protocol import Controller, Guess, View
+from tests.control.machine import Job, Machine, Simulation
+
+COPYING = Machine()
+MODEL = Machine(drafting=lambda asked, depth: depth * (0.006 + 0.0003 * asked))
+STEPS = 300
+Make = Callable[[int], Job]
+
+
+def always(chance: float, fill: float = 1.0) -> Make:
+    return lambda i: Job(f"r{i}", lambda written: chance, fill=fill)
+
+
+def mixed(i: int) -> Job:
+    return Job(f"r{i}", lambda written: 0.9 if i % 2 else 0.1)
+
+
+def changing(i: int) -> Job:
+    """Prose, then code that the prompt holds already."""
+    return Job(f"r{i}", lambda written: 0.02 if written < 300 else 0.95)
+
+
+def simulate(controller: Controller, make: Make, jobs: int, machine: Machine, steps: int = STEPS) -> Simulation:
+    return Simulation(controller, machine, [make(i) for i in range(jobs)]).run(steps)
+
+
+def adaptive(make: Make, jobs: int, machine: Machine = COPYING, steps: int = STEPS) -> Simulation:
+    return simulate(AdaptiveController(Budget.chain(16)), make, jobs, machine, steps)
+
+
+def fixed(k: int, make: Make, jobs: int, machine: Machine = COPYING, steps: int = STEPS) -> float:
+    return simulate(FixedController(Budget.chain(k)), make, jobs, machine, steps).rate
+
+
+@pytest.mark.parametrize("machine", [COPYING, MODEL], ids=["cheap drafter", "draft model"])
+@pytest.mark.parametrize("jobs", [1, 4, 16, 32])
+@pytest.mark.parametrize(
+    "make", [always(0.0), always(0.3), always(0.8, fill=0.15), mixed], ids=["wrong", "poor", "rare", "mixed"]
+)
+def test_never_slower_than_plain(machine: Machine, jobs: int, make: Make) -> None:
+    assert adaptive(make, jobs, machine).rate >= 0.97 * fixed(0, make, jobs, machine)
+
+
+@pytest.mark.parametrize("jobs", [1, 4, 16, 32])
+@pytest.mark.parametrize(
+    "make", [always(1.0), always(0.8), always(0.5), mixed], ids=["right", "good", "fair", "mixed"]
+)
+def test_close_to_the_best_fixed_draft_or_better(jobs: int, make: Make) -> None:
+    assert adaptive(make, jobs).rate >= 0.95 * max(fixed(k, make, jobs) for k in (0, 2, 4, 8))
+
+
+@pytest.mark.parametrize("jobs", [1, 16])
+def test_a_draft_model_gets_the_depth_that_pays(jobs: int) -> None:
+    best = max(fixed(k, always(0.8), jobs, MODEL, 600) for k in (0, 2, 4, 8))
+    assert adaptive(always(0.8), jobs, MODEL, 600).rate >= 0.95 * best
+
+
+def test_requests_of_different_luck_are_told_apart() -> None:
+    """No fixed draft can: half the requests are worth deep drafts, the others none."""
+    done = adaptive(mixed, 16)
+    assert done.rate > 1.1 * max(fixed(k, mixed, 16) for k in (0, 2, 4, 8))
+    nodes = [sum(job.kept / job.steps for job in done.jobs[luck::2]) / 8 for luck in (0, 1)]
+    assert nodes[1] > 4 * nodes[0]
+
+
+def steps_until_drafting(machine: Machine) -> int:
+    """After the text has changed: passes until half of ten in a row carry guesses."""
+    run = Simulation(AdaptiveController(Budget.chain(16)), machine, [changing(0)])
+    while run.jobs[0].written < 300:
+        run.step()
+    for count in range(200):
+        run.step()
+        if sum(rows > 2 for rows in run.rows[-10:]) >= 5:
+            return count
+    return 200
+
+
+def test_a_text_that_changes_character_is_noticed_within_twenty_steps() -> None:
+    assert steps_until_drafting(COPYING) <= 20
+
+
+def test_with_an_expensive_drafter_it_takes_longer_but_off_is_not_for_ever() -> None:
+    assert steps_until_drafting(MODEL) <= 120
+
+
+def test_a_request_that_asks_for_k_or_for_none_gets_it() -> None:
+    jobs = [Job("off", lambda w: 1.0, "off"), Job("two", lambda w: 0.0, 2), Job("auto", lambda w: 1.0)]
+    controller = AdaptiveController(Budget.chain(16))
+    run = Simulation(controller, COPYING, jobs).run(50)
+    off, two, auto = run.jobs
+    assert off.kept == 0
+    assert two.kept == 2 * two.steps
+    assert auto.written > 2 * off.written
+    notes = [controller.leave(job.id) for job in jobs]
+    assert [(n.used, n.why_off) for n in notes] == [
+        ("off", "the request asked for none"),
+        ("k=2", ""),
+        ("auto", ""),
+    ]
+    assert all(n.speedup is not None for n in notes)
+    assert notes[2].speedup > 2 * notes[0].speedup  # type: ignore[operator]  # not None, see above
+
+
+@pytest.mark.parametrize(
+    ("make", "why"),
+    [
+        (always(0.0), "the guesses were not worth their rows"),
+        (always(0.5, fill=0.0), "the drafter had no guess"),
+    ],
+    ids=["wrong", "silent"],
+)
+def test_why_nothing_was_guessed_is_said(make: Make, why: str) -> None:
+    controller = AdaptiveController(Budget.chain(8))
+    simulate(controller, make, 16, COPYING, 200)
+    controller.keep([View("late", 9, 1)], [Guess()])
+    late = Job("late", make(0).hits, fill=make(0).fill)
+    Simulation(controller, COPYING, [late, *(make(i) for i in range(15))], seed=3).run(20)
+    assert controller.leave("late").why_off == why
+
+
+def test_the_estimated_speedup_is_near_the_true_one() -> None:
+    controller = AdaptiveController(Budget.chain(16))
+    machine = Machine(context=0.0)  # else a run that writes more has longer texts to read
+    run = simulate(controller, always(0.8), 4, machine, 400)
+    true = run.rate / fixed(0, always(0.8), 4, machine, 400)
+    assert controller.leave("r0").speedup == pytest.approx(true, rel=0.12)
+
+
+def test_a_limit_of_nothing_drafts_nothing() -> None:
+    controller = AdaptiveController(Budget.chain(0))
+    assert controller.budgets([View("r", 5, 1)])[0].empty
+    assert controller.leave("r").why_off == "k is 0"
+
+
+def test_prompt_chunks_do_not_draft() -> None:
+    controller = AdaptiveController(Budget.chain(8))
+    assert [b.empty for b in controller.budgets([View("a", 99, 0, rows=32, whole=False), View("b", 9, 1)])] == [
+        True,
+        False,
+    ]
+
+
+def test_siblings_and_branches_are_kept_with_their_parents() -> None:
+    controller = AdaptiveController(Budget(6, 3, 16))
+    run = Simulation(controller, COPYING, [Job(f"r{i}", lambda w: 0.7, branches=3) for i in range(8)])
+    run.run(150)  # the simulation looks parents up among the kept
+    assert run.rate > 1.2 * fixed(0, always(0.7), 8)
+
+
+def test_nothing_is_kept_of_requests_that_have_left() -> None:
+    controller = AdaptiveController(Budget.chain(4))
+    for turn in range(200):
+        Simulation(controller, COPYING, [Job(f"r{turn}", lambda w: 0.5)]).run(3)
+        controller.leave(f"r{turn}")
+    assert not controller._states
+    assert not controller.beliefs._own

@@ -1,0 +1,109 @@
+"""What the controller thinks of a guess: learnt by kind and by request, from verified and from watched drafts."""
+
+from __future__ import annotations
+
+import pytest
+
+from sooner.control.belief import Beliefs
+from sooner.control.protocol import Guess, Tried
+
+CHAIN = Guess((1, 2, 3, 4), (-1, 0, 1, 2))
+TREE = Guess((1, 9, 2, 8), (-1, -1, 0, 0))
+
+
+def offered(token: int) -> Guess:
+    """A drafter that knows the text 1, 2, 3, 4, 1, 2, ... offers what comes from `token` on."""
+    return Guess(tuple((token + i - 1) % 4 + 1 for i in range(4)), (-1, 0, 1, 2))
+
+
+def first(beliefs: Beliefs, name: str = "r", guess: Guess = CHAIN) -> float:
+    return beliefs.survivals(name, guess)[0]
+
+
+def test_a_node_never_has_a_better_chance_than_its_parent() -> None:
+    beliefs = Beliefs()
+    for guess in (CHAIN, TREE):
+        chances = beliefs.survivals("r", guess)
+        assert all(c <= chances[p] for c, p in zip(chances, guess.parents, strict=True) if p >= 0)
+
+
+def test_guesses_that_fail_lose_their_chance_and_those_that_hold_win_it() -> None:
+    bad, good = Beliefs(), Beliefs()
+    for _ in range(60):
+        bad.learn(Tried("r", (7,), CHAIN, (0, 1, 2, 3), ()))
+        good.learn(Tried("r", (1, 2, 3, 4, 5), CHAIN, (0, 1, 2, 3), (0, 1, 2, 3)))
+    assert first(bad) < 0.05
+    assert min(good.survivals("r", CHAIN)) > 0.7
+
+
+def test_what_was_not_verified_is_compared_with_the_text_that_came() -> None:
+    """Nothing kept, one token a pass: the same as if all had been verified."""
+    watched, wrong = Beliefs(), Beliefs()
+    for _ in range(20):
+        for token in (1, 2, 3, 4):
+            watched.learn(Tried("r", (token,), offered(token), ()))
+        wrong.learn(Tried("r", (7,), CHAIN, ()))
+    assert first(watched) > 0.8
+    assert first(wrong) < 0.15
+
+
+def test_nodes_left_out_below_an_accepted_path_are_watched_too() -> None:
+    beliefs = Beliefs()
+    for _ in range(30):
+        beliefs.learn(Tried("r", (1, 2), CHAIN, (0,), (0,)))
+        beliefs.learn(Tried("r", (3,)))
+        beliefs.learn(Tried("r", (4,)))
+    assert beliefs.survivals("r", CHAIN)[3] > 0.7
+
+
+def test_a_drawn_guess_is_judged_by_its_verdict_alone() -> None:
+    """Its token may be rejected and yet come: the text says nothing of the acceptance."""
+    drawn = Guess((1, 2), (-1, 0), drawn=True)
+    beliefs = Beliefs()
+    before = first(beliefs, guess=drawn)
+    for _ in range(20):
+        beliefs.learn(Tried("r", (1,), drawn, ()))
+    assert first(beliefs, guess=drawn) == before
+
+
+def test_one_request_may_differ_from_the_others() -> None:
+    beliefs = Beliefs()
+    for _ in range(40):
+        beliefs.learn(Tried("bad", (7,), CHAIN, (0, 1, 2, 3), ()))
+        beliefs.learn(Tried("good", (1, 2, 3, 4, 5), CHAIN, (0, 1, 2, 3), (0, 1, 2, 3)))
+    assert first(beliefs, "bad") < 0.2 < 0.8 < first(beliefs, "good")
+    assert 0.2 < first(beliefs, "new") < 0.95
+
+
+def test_a_change_of_character_shows_within_twenty_tokens() -> None:
+    beliefs = Beliefs()
+    for _ in range(300):
+        beliefs.learn(Tried("r", (7,), CHAIN, ()))
+    assert first(beliefs) < 0.03
+    for _ in range(5):
+        for token in (1, 2, 3, 4):
+            beliefs.learn(Tried("r", (token,), offered(token), ()))
+    assert first(beliefs) > 0.4
+
+
+def test_scores_are_taken_for_what_they_proved_to_be_worth() -> None:
+    """A drafter that says 0.95 and is right one time in five."""
+    boast = Guess((1,), (-1,), (0.95,))
+    beliefs = Beliefs()
+    for turn in range(200):
+        path = (0,) if turn % 5 == 0 else ()
+        beliefs.learn(Tried(f"r{turn}", (1, 2) if path else (7,), boast, (0,), path))
+    assert first(beliefs, "new", boast) == pytest.approx(0.2, abs=0.12)
+
+
+def test_second_children_are_expected_to_do_worse_than_first_ones() -> None:
+    chances = Beliefs().survivals("r", TREE)
+    assert chances[1] < chances[0] / 2
+
+
+def test_what_is_known_of_a_request_goes_with_it() -> None:
+    beliefs = Beliefs()
+    for turn in range(1000):
+        beliefs.learn(Tried(f"r{turn}", (7,), CHAIN, ()))
+        beliefs.forget(f"r{turn}")
+    assert not beliefs._own

@@ -1,0 +1,64 @@
+"""The default controller behind the front door: what results say of it, and what is kept between runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import sooner
+from sooner.control.adaptive import AdaptiveController
+from sooner.control.fixed import FixedController
+
+PARAMS = sooner.SamplingParams(max_tokens=60, ignore_eos=True)
+PROMPT = [5, 6, 7, 8] * 8
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SOONER_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "cache"
+
+
+def test_without_a_k_the_controller_decides_and_the_result_says_so(tiny: Path, cache: Path) -> None:
+    llm = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
+    assert isinstance(llm.engine.controller, AdaptiveController)
+    plain = sooner.LLM(llm.target, draft="none", k=0).generate(PROMPT, PARAMS)
+    result = llm.generate(PROMPT, PARAMS)
+    assert result.token_ids == plain.token_ids
+    assert result.stats.speculation == "auto"
+    assert result.stats.speedup is not None
+    assert (plain.stats.speculation, plain.stats.why_off) == ("k=0", "k is 0")
+
+
+def test_a_request_may_ask_for_none_or_for_a_k_of_its_own(tiny: Path, cache: Path) -> None:
+    llm = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
+    off = llm.generate(PROMPT, sooner.SamplingParams(max_tokens=30, speculation="off")).stats
+    assert (off.drafted, off.speculation, off.why_off) == (0, "off", "the request asked for none")
+    three = llm.generate(PROMPT, sooner.SamplingParams(max_tokens=30, speculation=3)).stats
+    assert three.speculation == "k=3"
+    assert three.drafted > 0
+    assert len(three.drafted_by_depth) <= 3
+
+
+def test_a_k_for_all_is_kept_to(tiny: Path, cache: Path) -> None:
+    llm = sooner.LLM(str(tiny), draft="lookup", k=2, dtype="float32")
+    assert isinstance(llm.engine.controller, FixedController)
+    assert llm.generate(PROMPT, PARAMS).stats.speculation == "k=2"
+
+
+def test_costs_are_there_at_the_next_start(tiny: Path, cache: Path) -> None:
+    first = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
+    for _ in range(3):
+        first.generate(PROMPT, PARAMS)
+    [_] = (cache / "costs").iterdir()
+    again = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
+    assert isinstance(again.engine.controller, AdaptiveController)
+    assert again.engine.controller.costs.passes.known
+
+
+def test_a_model_that_came_loaded_leaves_no_file(tiny: Path, cache: Path) -> None:
+    target = sooner.LLM(str(tiny), k=1, dtype="float32").target
+    for _ in range(3):
+        sooner.LLM(target, draft="lookup").generate(PROMPT, PARAMS)
+    assert not (cache / "costs").exists()

@@ -1,0 +1,65 @@
+"""`draft="auto"`: which table it takes, and when it guesses trees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from sooner import llm as front
+from sooner.config import Budget
+from sooner.draft.table import build, load, save
+from sooner.llm import LLM
+from sooner.model import load as loading
+from sooner.params import SamplingParams
+from tests.tiny import VOCAB, make_tiny
+
+
+def budget(llm: LLM) -> Budget:
+    [one] = llm.engine.controller.budgets([None])  # type: ignore[list-item]  # a fixed budget looks at nothing
+    return one
+
+
+@pytest.mark.parametrize("draft", ["auto", "recycle", "lookup+recycle"])
+def test_trees_are_guessed_only_where_their_rows_are_exact(tiny: Path, draft: str) -> None:
+    half = loading.load(str(tiny), dtype="bfloat16", device="cpu", runtime="fused")
+    assert budget(LLM(half, draft, k=8)) == Budget.chain(8)
+    assert budget(LLM(half, draft, k=8, width=3)).width == 3
+    half.model.even_trees = True  # type: ignore[attr-defined]  # as a runtime does that promises it
+    assert budget(LLM(half, draft, k=8)) == Budget(8, 8, 15)
+    assert budget(LLM(str(tiny), draft, k=8, dtype="float32", device="cpu")) == Budget(8, 8, 15)
+    assert budget(LLM(str(tiny), "lookup", k=8, dtype="float32", device="cpu")) == Budget.chain(8)
+
+
+def test_a_table_is_found_by_fingerprint(tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    target = loading.load(str(tiny), dtype="float32", device="cpu")
+    assert front.shipped_table(target) is None
+    monkeypatch.setattr(front, "__file__", str(tmp_path / "llm.py"))
+    (tmp_path / "data").mkdir()
+    path = tmp_path / "data" / f"table-{loading.fingerprint(target)}.safetensors"
+    save(build(VOCAB, {(5, 6): {7: 1.0}}, {}, {}), path)
+    assert front.shipped_table(target) == str(path)
+    assert LLM(target).generate("the end", SamplingParams(max_tokens=12)).stats.draft_failures == 0
+    other = loading.load(str(make_tiny(tmp_path / "other", seed=1, layers=3)), dtype="float32", device="cpu")
+    assert front.shipped_table(other) is None
+
+
+@pytest.mark.parametrize(
+    "path", sorted((Path(front.__file__).parent / "data").glob("table-*")), ids=lambda p: p.stem
+)
+def test_a_shipped_table_is_whole_and_small(path: Path) -> None:
+    table = load(path, 1 << 20)
+    assert path.stem == f"table-{table.about['fingerprint']}"
+    assert path.stat().st_size < 5e6
+    assert len(table.pairs) > 10_000
+    assert load(path, table.vocab).row(*next(iter(table.pairs)))
+
+
+def test_auto_writes_what_none_writes(tiny: Path) -> None:
+    for params in (SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=0.8, seed=2)):
+        texts = {
+            draft: LLM(str(tiny), draft, dtype="float32", device="cpu").generate("once upon", params)
+            for draft in ("none", "auto")
+        }
+        assert texts["auto"].token_ids == texts["none"].token_ids
+        assert texts["auto"].stats.accepted > 0
