@@ -23,13 +23,14 @@ SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a caller said about guessing. draft, k: our keywords; the others: transformers'."""
+    """What a caller said about guessing. draft, k, runtime: our keywords; the others: transformers'."""
 
     draft: str | Drafter = "auto"
     k: int | None = None
     assistant: Any = None
     tokenizer: Any = None
     assistant_tokenizer: Any = None
+    runtime: str = "hf"
 
     def __post_init__(self) -> None:
         if not isinstance(self.draft, str | Drafter):
@@ -84,7 +85,7 @@ def _named(wishes: Wishes, target: Model) -> tuple[Drafter, Budget]:
 def _assistant(wishes: Wishes, config: Any, vocab: int) -> Drafter:
     """The assistant's weights are borrowed like the target's."""
     try:
-        model = borrow(wishes.assistant)
+        model = borrow(wishes.assistant, wishes.runtime)
     except ModelError as error:
         raise ModelError(f"assistant_model: {error}") from error
     if wishes.tokenizer is not None and wishes.assistant_tokenizer is not None:

@@ -14,16 +14,28 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from sooner.errors import ModelError
-from sooner.model import hf
+from sooner.errors import ConfigError, ModelError, unknown
+from sooner.model import fused, hf
+from sooner.model.fused import FusedModel
 from sooner.model.hf import HFModel
 
+RUNTIMES = ("hf", "fused")
+_PLAIN = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
 
-def borrow(module: Any) -> HFModel:
-    """A Model on the weights of `module`, whatever attention that was loaded with. Raises ModelError."""
+
+def borrow(module: Any, runtime: str = "hf") -> HFModel | FusedModel:
+    """A Model on the weights of `module`, whatever attention that was loaded with. Raises ModelError.
+
+    runtime: "hf" runs the modules. "fused" runs our own decoder on a copy of the weights, packed for the device.
+    """
+    if runtime not in RUNTIMES:
+        raise ConfigError(unknown("runtime", runtime, RUNTIMES))
     check_model(module)
+    if runtime == "fused":
+        _check_plain(module)
     hf.register()
-    model = HFModel(mirror(module))
+    twin = mirror(module)
+    model = HFModel(twin) if runtime == "hf" else FusedModel(twin)
     model.context_limit = _limit(module.config)
     return model
 
@@ -54,6 +66,18 @@ def check_model(module: Any) -> None:
     active = (p for p in module.modules() if isinstance(p, nn.Dropout) and p.training and p.p > 0)
     if next(active, None) is not None:
         raise ModelError("the model is in training mode and has dropout: its text is random. Call model.eval().")
+
+
+def _check_plain(module: Any) -> None:
+    """Our own decoder reads weights, so every module must be what its family has, and nothing may hook into it."""
+    kind = str(module.config.model_type)
+    if kind not in fused.FAMILIES:
+        raise ModelError("for runtime fused the " + unknown("model type", kind, fused.FAMILIES))
+    for name, part in module.named_modules():
+        hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
+        if hooked or not type(part).__module__.startswith(_PLAIN):
+            what = "a hooked " if hooked else ""
+            raise ModelError(f"runtime fused cannot follow {what}{type(part).__name__} ({name}); use runtime hf.")
 
 
 def _shell(part: nn.Module, configs: dict[int, Any]) -> nn.Module:

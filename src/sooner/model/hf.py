@@ -100,8 +100,8 @@ def _attend(
         raise ModelError(f"{type(module).__name__} asks attention for {', '.join(asked)}, which is not supported.")
     if sooner_plan is None:
         raise ModelError(
-            f"{type(module).__name__} was run without the plan of a pass. A model with attn_implementation='sooner' "
-            "runs through HFModel.forward only; and some families (gpt2, opt) hand it on from transformers 5.3 only."
+            f"{type(module).__name__} was run without the plan of a pass: attention 'sooner' runs through "
+            "HFModel.forward only, and some families (gpt2, opt) hand the plan on from transformers 5.3 only."
         )
     layer = module.layer_idx
     if not isinstance(layer, int):
