@@ -26,8 +26,14 @@ WAYS: dict[str, dict[str, Any]] = {
     "transformers, prompt lookup 10": {"prompt_lookup_num_tokens": 10},
     "sooner, draft none": {"custom_generate": sooner.generate, "draft": "none"},
     "sooner, draft auto": {"custom_generate": sooner.generate},
+    "sooner, draft lookup+recycle": {"custom_generate": sooner.generate, "draft": "lookup+recycle"},
     "sooner, draft none, runtime fused": {"custom_generate": sooner.generate, "draft": "none", "runtime": "fused"},
     "sooner, draft auto, runtime fused": {"custom_generate": sooner.generate, "runtime": "fused"},
+    "sooner, lookup+recycle, fused": {
+        "custom_generate": sooner.generate,
+        "draft": "lookup+recycle",
+        "runtime": "fused",
+    },
 }
 
 

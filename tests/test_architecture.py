@@ -52,6 +52,7 @@ TABLE: dict[str, set[str]] = {
     "cli": {"cli", "measure", "train", "llm", "model.load", "model.pull"},
     "integrations": {
         "integrations",
+        "llm",
         "engine",
         "control",
         "draft",

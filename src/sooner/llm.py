@@ -108,7 +108,7 @@ class LLM:
         allow_pickles: bool = False,
     ) -> None:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
-        budget = _budget(spec.name if spec else "", k, width)
+        budget = budget_for(spec.name if spec else "", k, width)
         if isinstance(model, str):
             model = loading.load(
                 model, dtype=dtype, device=device, runtime=runtime, quantize=quantize, threads=threads
@@ -335,7 +335,8 @@ def shipped_table(target: loading.Loaded) -> str | None:
     return str(path) if path.is_file() else None
 
 
-def _budget(draft: str, k: int | None, width: int | None) -> Budget:
+def budget_for(draft: str, k: int | None, width: int | None = None) -> Budget:
+    """The budget of a drafter by its name, where the user did not choose. Raises ConfigError."""
     tree = draft in TREES
     k = DEFAULT_K.get(draft, 8) if k is None else k
     width = (TREE_WIDTH if tree else 1) if width is None else width

@@ -30,7 +30,7 @@ def test_every_family_writes_the_same_rows(family: str) -> None:
     assert ours.sooner_stats.total.emitted >= 24
 
 
-@pytest.mark.parametrize("draft", ["auto", "lookup", "none", "model", "scripted"])
+@pytest.mark.parametrize("draft", ["auto", "lookup", "recycle", "lookup+recycle", "none", "model", "scripted"])
 def test_every_drafter_writes_the_same_rows(draft: str) -> None:
     model = tiny("llama", "sdpa", max_position_embeddings=1024)
     inputs = batch([1, 500, 37, 260, 4, 128, 63, 9])
