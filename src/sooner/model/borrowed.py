@@ -15,7 +15,7 @@ from torch import nn
 from transformers import PreTrainedConfig
 
 from sooner.errors import ConfigError, ModelError, unknown
-from sooner.model import fused, hf
+from sooner.model import decoder, hf
 from sooner.model.fused import FusedModel
 from sooner.model.hf import HFModel
 
@@ -71,8 +71,8 @@ def check_model(module: Any) -> None:
 def _check_plain(module: Any) -> None:
     """Our own decoder reads weights, so every module must be what its family has, and nothing may hook into it."""
     kind = str(module.config.model_type)
-    if kind not in fused.FAMILIES:
-        raise ModelError("for runtime fused the " + unknown("model type", kind, fused.FAMILIES))
+    if kind not in decoder.FAMILIES:
+        raise ModelError("for runtime fused the " + unknown("model type", kind, decoder.FAMILIES))
     for name, part in module.named_modules():
         hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
         if hooked or not type(part).__module__.startswith(_PLAIN):
