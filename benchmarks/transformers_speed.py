@@ -29,6 +29,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "sooner, draft lookup+recycle": {"custom_generate": sooner.generate, "draft": "lookup+recycle"},
     "sooner, draft none, runtime fused": {"custom_generate": sooner.generate, "draft": "none", "runtime": "fused"},
     "sooner, draft auto, runtime fused": {"custom_generate": sooner.generate, "runtime": "fused"},
+    "sooner, draft auto, runtime native": {"custom_generate": sooner.generate, "runtime": "native"},
     "sooner, lookup+recycle, fused": {
         "custom_generate": sooner.generate,
         "draft": "lookup+recycle",

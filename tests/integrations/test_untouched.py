@@ -157,12 +157,16 @@ def test_a_thousand_calls_keep_nothing() -> None:
     assert call(20) == call(980)
 
 
-def test_the_fused_runtime_works_on_a_copy_and_leaves_the_model_alone() -> None:
-    model, inputs = tiny("qwen3", "sdpa"), batch([5, 12, 30])
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("runtime", ["fused", "native"])
+def test_a_packed_runtime_works_on_a_copy_and_leaves_the_model_alone(runtime: str, tied: bool) -> None:
+    """Those runtimes empty the modules they are made from: the mirror's, never the caller's."""
+    sizes = {"hidden_size": 64, "head_dim": 16, "tie_word_embeddings": tied}
+    model, inputs = tiny("qwen3", "sdpa", **sizes), batch([5, 12, 30])
     before, seen = portrait(model), model(**inputs).logits
     plain = model.generate(**inputs, max_new_tokens=16, do_sample=False)
     assert torch.equal(
-        plain, sooner.generate(model, **inputs, max_new_tokens=16, do_sample=False, runtime="fused")
+        plain, sooner.generate(model, **inputs, max_new_tokens=16, do_sample=False, runtime=runtime)
     )
     assert portrait(model) == before
     assert torch.equal(model(**inputs).logits, seen)

@@ -51,8 +51,8 @@ class Generate:
     rule: how guesses are judged, see SamplingParams; all are exact.
     seed: the text is then a function of model, prompt, parameters and seed alone. Without it draws depend on
         torch's global generator, as in transformers.
-    runtime: "hf" runs the model's own modules; "fused" our own decoder on a copy of the weights, packed for the
-        call: a second copy, but faster passes for texts of more than a few tokens.
+    runtime: "hf" runs the model's own modules; "fused" and "native" our own decoders on a copy of the weights,
+        packed for the call: a second copy, but faster passes for texts of more than a few tokens.
 
     What is returned is what transformers returns, with `sooner_stats` (a CallStats) on it. Raises ConfigError,
     ModelError or RequestError, by name, for what is not supported; see docs/transformers.md.
