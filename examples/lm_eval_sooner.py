@@ -61,7 +61,7 @@ def task(folder: Path) -> dict[str, Any]:
         "test_split": "test",
         "output_type": "generate_until",
         "doc_to_text": "{{question}}",
-        "doc_to_target": " {{answer}}",
+        "doc_to_target": "{{answer}}",
         "generation_kwargs": {"until": ["\n"], "max_gen_toks": 24, "do_sample": False},
         "filter_list": [
             {"name": "strip", "filter": [{"function": "remove_whitespace"}, {"function": "take_first"}]}
