@@ -54,6 +54,7 @@ TABLE: dict[str, set[str]] = {
     "cli": {"cli", "measure", "train", "llm", "draft.table", "model.load", "model.pull"},
     "integrations": {
         "integrations",
+        "llm",
         "engine",
         "control",
         "draft",

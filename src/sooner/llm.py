@@ -115,7 +115,7 @@ class LLM:
         allow_pickles: bool = False,
     ) -> None:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
-        _budget("", k, width)  # what is wrong with them is said before a model is loaded
+        budget_for("", k, width)  # what is wrong with them is said before a model is loaded
         by_name = isinstance(model, str)
         if isinstance(model, str):
             model = loading.load(
@@ -125,7 +125,7 @@ class LLM:
             use_threads(threads)
         self.target = model
         spec, width = _fitted(spec, width, model)
-        budget = _budget(spec.name if spec else "", k, width)
+        budget = budget_for(spec.name if spec else "", k, width)
 
         def load_draft(wanted: registry.Spec) -> Model | Foreign:
             name = wanted.argument or ""
@@ -369,7 +369,8 @@ def _adaptive(limit: Budget, file: CostFile | None) -> Controller:
     return AdaptiveController(limit, None if file is None else file.costs)
 
 
-def _budget(draft: str, k: int | None, width: int | None) -> Budget:
+def budget_for(draft: str, k: int | None, width: int | None = None) -> Budget:
+    """The budget of a drafter by its name, where the user did not choose. Raises ConfigError."""
     tree = draft in TREES
     k = MOST_K.get(draft, 16) if k is None else k
     width = (TREE_WIDTH if tree else 1) if width is None else width

@@ -14,6 +14,7 @@ from transformers import (
     LogitsProcessorList,
     StoppingCriteriaList,
     TopKLogitsWarper,
+    WatermarkingConfig,
 )
 
 import sooner
@@ -38,7 +39,7 @@ GREEDY: dict[str, dict[str, Any]] = {
     "encoder_repetition": {"encoder_repetition_penalty": 1.5},
     "encoder_no_repeat": {"encoder_no_repeat_ngram_size": 1},
     "renormalize": {"renormalize_logits": True, "repetition_penalty": 1.2},
-    "watermark": {"watermarking_config": {"bias": 2.5, "seeding_scheme": "lefthash"}},
+    "watermark": {"watermarking_config": WatermarkingConfig(bias=2.5)},
     "several": {"repetition_penalty": 1.3, "no_repeat_ngram_size": 3, "min_new_tokens": 5, "eos_token_id": 14},
     "max_length": {"max_length": 41},
     "assistant_early_exit": {"assistant_early_exit": 2, "assistant_confidence_threshold": 0.1},

@@ -6,6 +6,8 @@ from typing import Any
 
 import pytest
 import torch
+import transformers
+from packaging.version import Version
 
 import sooner
 from sooner.model import hf
@@ -16,7 +18,11 @@ from tests.model.test_hf import tiny
 LENGTHS = [1, 3, 7, 12, 2, 30, 9, 5]
 
 
-@pytest.mark.parametrize("family", sorted(hf.FAMILIES))
+# GPT-2 and OPT hand keywords on to their attention from 5.3 on; before that they are refused by name.
+OLD = {"gpt2", "opt"} if Version(transformers.__version__) < Version("5.3") else set()
+
+
+@pytest.mark.parametrize("family", sorted(hf.FAMILIES - OLD))
 def test_every_family_writes_the_same_rows(family: str) -> None:
     model = tiny(family, "eager")
     plain, ours = both(model, batch(LENGTHS), {}, max_new_tokens=24, do_sample=False)
@@ -24,7 +30,7 @@ def test_every_family_writes_the_same_rows(family: str) -> None:
     assert ours.sooner_stats.total.emitted >= 24
 
 
-@pytest.mark.parametrize("draft", ["auto", "lookup", "none", "model", "scripted"])
+@pytest.mark.parametrize("draft", ["auto", "lookup", "recycle", "lookup+recycle", "none", "model", "scripted"])
 def test_every_drafter_writes_the_same_rows(draft: str) -> None:
     model = tiny("llama", "sdpa", max_position_embeddings=1024)
     inputs = batch([1, 500, 37, 260, 4, 128, 63, 9])

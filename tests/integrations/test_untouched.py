@@ -155,3 +155,28 @@ def test_a_thousand_calls_keep_nothing() -> None:
         return tensors()
 
     assert call(20) == call(980)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("runtime", ["fused", "native"])
+def test_a_packed_runtime_works_on_a_copy_and_leaves_the_model_alone(runtime: str, tied: bool) -> None:
+    """Those runtimes empty the modules they are made from: the mirror's, never the caller's."""
+    sizes = {"hidden_size": 64, "head_dim": 16, "tie_word_embeddings": tied}
+    model, inputs = tiny("qwen3", "sdpa", **sizes), batch([5, 12, 30])
+    before, seen = portrait(model), model(**inputs).logits
+    plain = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    assert torch.equal(
+        plain, sooner.generate(model, **inputs, max_new_tokens=16, do_sample=False, runtime=runtime)
+    )
+    assert portrait(model) == before
+    assert torch.equal(model(**inputs).logits, seen)
+
+
+def test_the_fused_runtime_refuses_what_it_would_not_see() -> None:
+    """It reads weights: an adapter, a hook or a quantised layer would silently be left out."""
+    hooked, adapted = tiny("llama", "sdpa"), tiny("llama", "sdpa")
+    hooked.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 1.5)
+    adapted.model.layers[0].self_attn.q_proj = Adapted(adapted.model.layers[0].self_attn.q_proj)
+    for model, named in ((hooked, "hooked LlamaMLP"), (adapted, "Adapted"), (tiny("gpt2", "eager"), "gpt2")):
+        with pytest.raises(ModelError, match=named):
+            borrow(model, "fused")

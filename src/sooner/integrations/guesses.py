@@ -13,37 +13,37 @@ from sooner.draft.lookup import LookupDrafter
 from sooner.draft.model import ModelDrafter
 from sooner.draft.protocol import Context, Drafter, Outcome
 from sooner.errors import ConfigError, ModelError, unknown
+from sooner.llm import budget_for
 from sooner.model import load as loading
 from sooner.model.borrowed import borrow
 from sooner.model.protocol import Model
 
-DEFAULT_K = {"model": 5, "early-exit": 4}  # 8 for those that copy
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
 @dataclass(frozen=True, slots=True)
 class Wishes:
-    """What a caller said about guessing. draft, k: our keywords; the others: transformers'."""
+    """What a caller said about guessing. draft, k, runtime: our keywords; the others: transformers'."""
 
     draft: str | Drafter = "auto"
     k: int | None = None
     assistant: Any = None
     tokenizer: Any = None
     assistant_tokenizer: Any = None
+    runtime: str = "hf"
 
     def __post_init__(self) -> None:
         if not isinstance(self.draft, str | Drafter):
             raise ConfigError(f"draft must be a name or a Drafter, got {type(self.draft).__name__}.")
         if self.assistant is not None and self.draft != "auto":
             raise ConfigError("give either assistant_model or draft, not both.")
-        if self.k is not None and (type(self.k) is not int or not 0 <= self.k <= MAX_K):
-            raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {self.k!r}.")
+        budget_for("", self.k)
 
 
 def choose(wishes: Wishes, config: Any, target: Model) -> tuple[Drafter, Budget]:
     """The drafter and its budget. config: the GenerationConfig."""
     if not isinstance(wishes.draft, str):
-        return wishes.draft, _chain(wishes.k, 8)
+        return wishes.draft, budget_for("", wishes.k)
     if wishes.draft != "auto":
         return _named(wishes, target)
     if wishes.assistant is not None:
@@ -58,33 +58,30 @@ def choose(wishes: Wishes, config: Any, target: Model) -> tuple[Drafter, Budget]
         count = int(config.prompt_lookup_num_tokens)
         longest = int(config.max_matching_ngram_size or 2)
         return LookupDrafter(longest=longest, weak=max(count, 1)), _chain(wishes.k, count)
-    return LookupDrafter(), _chain(wishes.k, 8)
+    return LookupDrafter(), budget_for("lookup", wishes.k)
 
 
 def _named(wishes: Wishes, target: Model) -> tuple[Drafter, Budget]:
-    text = str(wishes.draft)
-    if text.partition(":")[0] not in registry.NAMES:
-        raise ConfigError(unknown("draft", text, ("auto", *registry.FORMS)))
-    spec = registry.parse(text)
+    spec = registry.parse(str(wishes.draft))
 
     def load_draft(wanted: registry.Spec) -> Model:
         name = wanted.argument or ""
         if wanted.name == "early-exit":
             return loading.first_layers(target, int(name) if name else None)
         if wanted.name == "self":
-            raise ConfigError(f"draft {text!r} would be a second copy of the weights; use sooner.LLM for that.")
+            raise ConfigError(f"draft '{wanted}' would be a second copy of the weights; use sooner.LLM for that.")
         loaded = loading.load(name)
         if wishes.tokenizer is not None:
             loading.check_same_tokens(wishes.tokenizer, loaded.tokenizer, ("the target", name))
         return loaded.model
 
-    return registry.make(spec, target, load_draft), _chain(wishes.k, DEFAULT_K.get(spec.name, 8))
+    return registry.make(spec, target, load_draft), budget_for(spec.name, wishes.k)
 
 
 def _assistant(wishes: Wishes, config: Any, vocab: int) -> Drafter:
     """The assistant's weights are borrowed like the target's."""
     try:
-        model = borrow(wishes.assistant)
+        model = borrow(wishes.assistant, wishes.runtime)
     except ModelError as error:
         raise ModelError(f"assistant_model: {error}") from error
     if wishes.tokenizer is not None and wishes.assistant_tokenizer is not None:
@@ -113,8 +110,9 @@ def _confidence(config: Any) -> float:
     return float(config.assistant_confidence_threshold or 0.0)
 
 
-def _chain(k: int | None, default: int) -> Budget:
-    return Budget.chain(min(max(default, 0), MAX_K) if k is None else k)
+def _chain(k: int | None, asked: int) -> Budget:
+    """transformers' own number of guesses, unless ours is given."""
+    return budget_for("", min(max(asked, 0), MAX_K) if k is None else k)
 
 
 class Scheduled:

@@ -51,6 +51,8 @@ class Generate:
     rule: how guesses are judged, see SamplingParams; all are exact.
     seed: the text is then a function of model, prompt, parameters and seed alone. Without it draws depend on
         torch's global generator, as in transformers.
+    runtime: "hf" runs the model's own modules; "fused" and "native" our own decoders on a copy of the weights,
+        packed for the call: a second copy, but faster passes for texts of more than a few tokens.
 
     What is returned is what transformers returns, with `sooner_stats` (a CallStats) on it. Raises ConfigError,
     ModelError or RequestError, by name, for what is not supported; see docs/transformers.md.
@@ -71,6 +73,7 @@ class Generate:
         k: int | None = None,
         rule: Rule = "auto",
         seed: int | None = None,
+        runtime: str = "hf",
         assistant_model: Any = None,
         tokenizer: Any = None,
         assistant_tokenizer: Any = None,
@@ -79,7 +82,7 @@ class Generate:
         **keywords: Any,
     ) -> Any:
         """Called by transformers with prepared arguments, or by a user with those of `model.generate`."""
-        wishes = Wishes(draft, k, sooner_assistant or assistant_model, tokenizer, assistant_tokenizer)
+        wishes = Wishes(draft, k, sooner_assistant or assistant_model, tokenizer, assistant_tokenizer, runtime)
         if not _prepared(generation_config):
             return model.generate(
                 inputs,
@@ -92,6 +95,7 @@ class Generate:
                 k=k,
                 rule=rule,
                 seed=seed,
+                runtime=runtime,
                 sooner_assistant=wishes.assistant,
                 **_given(tokenizer=tokenizer, assistant_tokenizer=assistant_tokenizer),
                 **keywords,
@@ -134,6 +138,7 @@ def generate_batch(
     k: int | None = None,
     rule: Rule = "auto",
     seed: int | None = None,
+    runtime: str = "hf",
     assistant_model: Any = None,
     assistant_tokenizer: Any = None,
     **keywords: Any,
@@ -150,7 +155,7 @@ def generate_batch(
         raise ConfigError(
             f"generate_batch needs at least one prompt and one lane, got {len(prompts)} and {lanes!r}."
         )
-    wishes = Wishes(draft, k, assistant_model, tokenizer, assistant_tokenizer)
+    wishes = Wishes(draft, k, assistant_model, tokenizer, assistant_tokenizer, runtime)
     device = model.get_input_embeddings().weight.device
     read: list[run.Prepared] = []
     configs = []
@@ -194,7 +199,7 @@ class Keeper:
 def _run(
     model: Any, wishes: Wishes, config: Any, calls: Sequence[run.Prepared], lanes: int
 ) -> tuple[list[run.Written], CallStats]:
-    target = borrow(model)
+    target = borrow(model, wishes.runtime)
     drafter, budget = choose(wishes, config, target)
     return run.run(target, drafter, budget, calls, lanes)
 

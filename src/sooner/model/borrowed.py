@@ -14,16 +14,30 @@ from typing import Any
 from torch import nn
 from transformers import PreTrainedConfig
 
-from sooner.errors import ModelError
-from sooner.model import hf
+from sooner.errors import ConfigError, ModelError, unknown
+from sooner.model import decoder, hf, native
+from sooner.model.fused import FusedModel
 from sooner.model.hf import HFModel
+from sooner.model.native import NativeModel
+
+RUNTIMES = ("hf", "fused", "native")
+_PLAIN = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
 
 
-def borrow(module: Any) -> HFModel:
-    """A Model on the weights of `module`, whatever attention that was loaded with. Raises ModelError."""
+def borrow(module: Any, runtime: str = "hf") -> HFModel | FusedModel | NativeModel:
+    """A Model on the weights of `module`, whatever attention that was loaded with. Raises ModelError.
+
+    runtime: "hf" runs the modules. "fused" and "native" run our own decoders on a copy of the weights, packed for
+    the device.
+    """
+    if runtime not in RUNTIMES:
+        raise ConfigError(unknown("runtime", runtime, RUNTIMES))
     check_model(module)
+    if runtime != "hf":
+        _check_plain(module, runtime)
     hf.register()
-    model = HFModel(mirror(module))
+    make = {"hf": HFModel, "fused": FusedModel, "native": NativeModel}[runtime]
+    model: HFModel | FusedModel | NativeModel = make(mirror(module))
     model.context_limit = _limit(module.config)
     return model
 
@@ -54,6 +68,22 @@ def check_model(module: Any) -> None:
     active = (p for p in module.modules() if isinstance(p, nn.Dropout) and p.training and p.p > 0)
     if next(active, None) is not None:
         raise ModelError("the model is in training mode and has dropout: its text is random. Call model.eval().")
+
+
+def _check_plain(module: Any, runtime: str) -> None:
+    """Our own decoders read weights, so every module must be what its family has, and nothing may hook into it."""
+    kind = str(module.config.model_type)
+    if kind not in decoder.FAMILIES:
+        raise ModelError(f"for runtime {runtime} the " + unknown("model type", kind, decoder.FAMILIES))
+    for name, part in module.named_modules():
+        hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
+        if hooked or not type(part).__module__.startswith(_PLAIN):
+            what = "a hooked " if hooked else ""
+            raise ModelError(
+                f"runtime {runtime} cannot follow {what}{type(part).__name__} ({name}); use runtime hf."
+            )
+    if runtime == "native" and not native.serves(module):
+        raise ModelError("runtime native cannot run this model on this machine; use runtime fused or hf.")
 
 
 def _shell(part: nn.Module, configs: dict[int, Any]) -> nn.Module:

@@ -99,7 +99,10 @@ def _attend(
         asked += ["attention_mask"] * (attention_mask is not None) + ["dropout"] * bool(dropout)
         raise ModelError(f"{type(module).__name__} asks attention for {', '.join(asked)}, which is not supported.")
     if sooner_plan is None:
-        raise ModelError("a model with attn_implementation='sooner' runs through HFModel.forward only.")
+        raise ModelError(
+            f"{type(module).__name__} was run without the plan of a pass: attention 'sooner' runs through "
+            "HFModel.forward only, and some families (gpt2, opt) hand the plan on from transformers 5.3 only."
+        )
     layer = module.layer_idx
     if not isinstance(layer, int):
         raise ModelError(f"{type(module).__name__} does not say which layer it is.")
