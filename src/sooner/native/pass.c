@@ -233,3 +233,5 @@ void run_pass(const Model *m, const Pass *p) {
         if (p->wanted) product(&m->head, h, p->wanted, p->logits, NULL, 0, &room);
     }
 }
+
+#include "bounds.h"
