@@ -3,9 +3,8 @@
     python benchmarks/pass_cost.py [--quick] [--model M] [--threads 2] [--repeat 9]
 
 For the default model and a random Llama shape of 1.1 billion weights, bfloat16: milliseconds of our fastest
-runtime, of `hf`, of transformers' eager forward with its cache, of the products alone (the same kernels and nothing
-between them), and of reading the weights once at the bandwidth measured in the same run. All are interleaved;
-medians.
+runtime, of `hf`, of transformers' eager forward with its cache, of the products alone (the same kernels), and of
+reading the weights once at the bandwidth measured in the same run. All are interleaved; medians.
 --quick: the default model and 256 tokens of context alone. Last line: JSON.
 """
 
