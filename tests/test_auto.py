@@ -8,6 +8,7 @@ import pytest
 
 from sooner import llm as front
 from sooner.config import Budget
+from sooner.control.protocol import View
 from sooner.draft.table import build, load, save
 from sooner.llm import LLM
 from sooner.model import load as loading
@@ -16,7 +17,7 @@ from tests.tiny import VOCAB, make_tiny
 
 
 def budget(llm: LLM) -> Budget:
-    [one] = llm.engine.controller.budgets([None])  # type: ignore[list-item]  # a fixed budget looks at nothing
+    [one] = llm.engine.controller.budgets([View("r0", 1, 1)])
     return one
 
 
@@ -58,7 +59,7 @@ def test_a_shipped_table_is_whole_and_small(path: Path) -> None:
 def test_auto_writes_what_none_writes(tiny: Path) -> None:
     for params in (SamplingParams(max_tokens=60), SamplingParams(max_tokens=60, temperature=0.8, seed=2)):
         texts = {
-            draft: LLM(str(tiny), draft, dtype="float32", device="cpu").generate("once upon", params)
+            draft: LLM(str(tiny), draft, k=8, dtype="float32", device="cpu").generate("once upon", params)
             for draft in ("none", "auto")
         }
         assert texts["auto"].token_ids == texts["none"].token_ids

@@ -55,7 +55,7 @@ FIGURES = {
 
 def test_the_last_line_has_every_figure_of_every_draft(bench: Sooner, tiny: Path) -> None:
     names = ["none", "lookup", f"model:{tiny}"]
-    found = values(bench("--drafts", ",".join(names), "--dtype", "float32"))
+    found = values(bench("--drafts", ",".join(names), "--dtype", "float32", "--k", 5))
     assert set(found) == {"drafts", "prompts", "model", "dtype", "device", "settings", "machine"}
     assert (found["prompts"], found["model"], found["dtype"], found["device"]) == (4, str(tiny), "float32", "cpu")
     assert set(found["machine"]) == {"cpu", "cores", "threads", "gpu", "torch", "python", "system"}

@@ -225,11 +225,11 @@ def letters(shown: str) -> list[tuple[str, bool]]:
 
 
 def test_on_a_terminal_accepted_guesses_are_green_and_the_rest_is_plain(on_a_terminal: Sooner, tiny: Path) -> None:
-    llm = LLM(str(tiny), dtype="float32")
+    llm = LLM(str(tiny), k=8, dtype="float32")
     chunks = llm.stream(llm.encode_chat(PROMPT), SamplingParams(max_tokens=40))
     expected = [(c, piece.drafted) for chunk in chunks for piece in chunk.pieces for c in printable(piece.text)]
     assert {drafted for _, drafted in expected} == {True, False}
-    ended = on_a_terminal()
+    ended = on_a_terminal("--k", 8)
     assert letters(ended.out.removesuffix("\n")) == expected
     assert "green = guessed by auto and accepted" in ended.err
 

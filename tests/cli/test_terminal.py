@@ -34,7 +34,7 @@ def test_help_does_not_wait_for_torch() -> None:
 
 def test_a_terminal_gets_colours_where_a_pipe_gets_none(tiny: Path) -> None:
     screen, shown = pty.openpty()
-    arguments = ("generate", "the library, the library", "--model", tiny, "--max-tokens", 40)
+    arguments = ("generate", "the library, the library", "--model", tiny, "--max-tokens", 40, "--k", 8)
     process = start(*arguments, stdout=shown)
     os.close(shown)
     seen = bytearray()
@@ -50,7 +50,7 @@ def test_a_terminal_gets_colours_where_a_pipe_gets_none(tiny: Path) -> None:
     assert process.wait() == 0, closing
     assert b"\x1b[32m" in seen
     # stderr is a pipe here: the legend is there, since the screen has colours, but no codes.
-    assert "green = guessed by lookup and accepted" in closing
+    assert "green = guessed by auto and accepted" in closing
     assert "\x1b[" not in closing
 
 

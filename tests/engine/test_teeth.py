@@ -82,7 +82,7 @@ def a_lane_is_reused_with_what_it_held(patch: Patch) -> None:
     old: dict[int, _Lane] = {}
     closing, opening = LaneCache.close, LaneCache.open
 
-    def close(self: LaneCache, lane: int) -> None:
+    def close(self: LaneCache, lane: int, scope: str | None = None) -> None:
         old[lane] = self._lanes[lane]
         closing(self, lane)
 
@@ -157,8 +157,8 @@ def the_bonus_is_lost(patch: Patch) -> None:
 
 
 def the_limit_does_not_count_drafts(patch: Patch) -> None:
-    def push(self: object, token: int, drafted: bool) -> None:
-        pushing(self, token, drafted)
+    def push(self: object, token: int, drafted: bool, complete: bool = False) -> None:
+        pushing(self, token, drafted, complete)
         self._count -= drafted  # type: ignore[attr-defined]  # a Writer
 
     from sooner.engine.stop import Writer
@@ -194,7 +194,7 @@ def a_grammar_stands_still_along_the_branch(patch: Patch) -> None:
 
 
 def lanes_are_kept_after_the_end(patch: Patch) -> None:
-    patch.setattr(LaneCache, "close", lambda self, lane: None)
+    patch.setattr(LaneCache, "close", lambda self, lane, scope=None: None)
 
 
 def a_draft_ignores_the_room_of_the_pass(patch: Patch) -> None:

@@ -52,11 +52,11 @@ def go(target: Loaded, out: Path, plan: Plan = PLAN, kill_at: int | None = None)
 
 
 def test_it_learns_and_leaves_a_whole_checkpoint(target: Loaded, tmp_path: Path) -> None:
-    told = go(target, tmp_path, Plan(60, 3e-3, every=20))
+    told = go(target, tmp_path, Plan(200, 3e-3, every=40))
     entries = json.loads((tmp_path / "history.json").read_text())
     assert entries[-1]["held_out_loss"] < 0.8 * entries[0]["held_out_loss"]
     assert 1.0 <= entries[-1]["chain"] <= entries[-1]["tree"] <= 4.0
-    assert told[-1].step == 60
+    assert told[-1].step == 200
     read = checkpoint.load(tmp_path)
     assert read.taps == (1, 2, 3)
     assert read.ids is not None

@@ -161,7 +161,9 @@ class Engine:
         clock.lap()
         out = self.model.forward(step, rows=step.law_rows, taps=self.guard.drafter.taps)
         clock.pass_s = clock.lap()
-        judged = judge([share.request for share in shares], step, out.logits)
+        requests = [share.request for share in shares]
+        keep = self._tops > 0 or any(r.watch is not None and r.watch.wants_logits for r in requests)
+        judged = judge(requests, step, out.logits, keep=keep)
         clock.judge_s = clock.lap()
         events, outcomes = self._apply(shares, step, judged, out.features, clock)
         clock.lap()

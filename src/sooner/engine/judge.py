@@ -69,13 +69,15 @@ class Judged:
 
 
 @torch.no_grad()
-def judge(requests: Sequence[Request], step: Step, logits: Tensor) -> Judged:
-    """logits [len(step.law_rows), V]; one request for each segment of the step."""
+def judge(requests: Sequence[Request], step: Step, logits: Tensor, *, keep: bool = False) -> Judged:
+    """logits [len(step.law_rows), V]; one request for each segment of the step.
+
+    The logits are edited in place unless somebody reads them as the model gave them; `keep`: the caller does."""
     params = [_PLAIN] * len(step.law_rows)
     trials: list[Trial] = []
     errors: dict[str, str] = {}
     shaped, edited = logits, False
-    raw = any(_wants_raw(request) for request in requests)
+    raw = keep or any(_wants_raw(request) for request in requests)
     for request, segment, first in zip(requests, step.segments, step.law_starts, strict=True):
         if first is None:
             continue

@@ -166,7 +166,8 @@ def verify(
     drafting = replace(target, model=ShiftedModel(target.model)) if setup.inject_fault else target
     plain = LLM(target, BASELINE)
     drafters = {
-        name: LLM(drafting, name, k=setup.k, width=setup.width, dtype=setup.dtype, threads=setup.threads)
+        # A fixed k: a controller that turns a drafter off would leave nothing to compare.
+        name: LLM(drafting, name, k=setup.k or 8, width=setup.width, dtype=setup.dtype, threads=setup.threads)
         for name in setup.drafts
     }
     expected = {mode: _write(plain, prompts, setup.params(mode), 1, progress) for mode in MODES}
