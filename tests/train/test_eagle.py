@@ -62,7 +62,7 @@ def test_it_learns_and_leaves_a_whole_checkpoint(target: Loaded, tmp_path: Path)
     assert read.ids is not None
     assert len(read.ids) == 64
     notes = read.settings["sooner"]
-    assert (notes["target"], notes["steps"], notes["data_tokens"]) == ("tiny", 60, 960)
+    assert (notes["target"], notes["steps"], notes["data_tokens"]) == ("tiny", 200, 960)
     assert (tmp_path / "curve.png").read_bytes().startswith(b"\x89PNG")
 
 
