@@ -11,6 +11,7 @@ reading the weights once at the bandwidth measured in the same run. All are inte
 from __future__ import annotations
 
 import argparse
+import copy
 import ctypes
 import json
 import statistics
@@ -46,7 +47,9 @@ def made(name: str, attention: str) -> Any:
     """The module of a model, bfloat16; "1.1B" has random weights."""
     if name == "1.1B":
         with torch.device("meta"):
-            module = AutoModelForCausalLM.from_config(BIG, attn_implementation=attention, dtype=torch.bfloat16)
+            module = AutoModelForCausalLM.from_config(
+                copy.deepcopy(BIG), attn_implementation=attention, dtype=torch.bfloat16
+            )
         module = module.to_empty(device="cpu").eval()
         for parameter in module.parameters():
             parameter.data.normal_(std=0.02) if parameter.dim() > 1 else parameter.data.fill_(1.0)
