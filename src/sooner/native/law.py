@@ -66,7 +66,8 @@ def shape(logits: Tensor, filters: Sequence[Filter | None]) -> Shaped:
     packed = b"".join([_packed(f) for f in filters])
     kept, most = (c_int64 * count)(), c_int64()
     best, broken = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
-    room = min(_ROOM, vocab)
+    rows = [r for r, f in enumerate(filters) if f is not None]
+    room = min(_ROOM, vocab) if rows else 0
     while True:
         ids = torch.empty((count, room), dtype=torch.int64)
         mass = torch.empty((count, room))
@@ -79,8 +80,7 @@ def shape(logits: Tensor, filters: Sequence[Filter | None]) -> Shaped:
         if most.value <= room:
             break
         room = most.value
-    if None in filters:
-        rows = [r for r, f in enumerate(filters) if f is not None]
+    if len(rows) < count:
         ids, mass = ids[rows], mass[rows]
     return Shaped(best, broken, ids[:, : most.value], mass[:, : most.value])
 
