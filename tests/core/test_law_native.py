@@ -10,7 +10,9 @@ import torch
 
 from sooner.core import law as laws
 from sooner.core import noise
-from sooner.core.edit import LawParams
+from sooner.core.edit import Edit, LawParams, Past, edit
+from sooner.core.sparse import sparse
+from sooner.core.tree import Draft
 from sooner.native import law as native
 
 
@@ -98,3 +100,36 @@ def test_an_id_without_mass_is_never_drawn() -> None:
     table = torch.zeros((1, 1000))
     table[0, 421] = 1e-30
     assert all(noise.race(table, [key]).item() == 421 for key in range(200))
+
+
+def test_penalties_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(4)
+    for trial in range(20):
+        logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(trial))
+        known = dice.sample(range(50), dice.randrange(0, 12))
+        counts = torch.tensor([float(dice.randrange(3)) for _ in known])
+        past = Past(known, len(known), torch.tensor(known, dtype=torch.int64), counts)
+        paths = [tuple(dice.randrange(50) for _ in range(r)) for r in range(6)]
+        chosen = LawParams(1.0, repetition_penalty=1.3, presence_penalty=-0.4, frequency_penalty=0.7)
+        got = edit(logits, [Edit(0, chosen, past, paths)])
+        with monkeypatch.context() as patch:
+            patch.setattr(native, "serves", lambda logits: False)
+            want = edit(logits, [Edit(0, chosen, past, paths)])
+        torch.testing.assert_close(got, want, atol=1e-6, rtol=1e-6)
+        assert not torch.equal(got, logits)
+
+
+def test_sparse_laws_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(6)
+    logits = rows(dice, 5, 300)
+    law = laws.law(logits, [LawParams(0.9, top_p=0.951237)] * 5)
+    draft = Draft((3, 7, 3, 11), (-1, -1, 0, 2))
+    got = sparse(law, range(5), draft)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "races", lambda mass, ids: False)
+        want = sparse(law, range(5), draft)
+    assert got is not None
+    assert want is not None
+    for ours, theirs in zip(got, want, strict=True):
+        assert ours.total == pytest.approx(theirs.total, abs=1e-12)
+        assert ours.guessed == pytest.approx(theirs.guessed, abs=1e-12)

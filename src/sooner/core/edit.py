@@ -13,6 +13,8 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sooner.native import law as native
+
 Processor = Callable[[Sequence[int], Tensor], Tensor]
 """From the tokens before a row (prompt, text, drafted path) and its logits [V] to new logits [V]."""
 
@@ -145,6 +147,12 @@ def _penalise(rows: Tensor, one: Edit) -> None:
     known = past.ids.tolist()
     place = {token: at for at, token in enumerate(known)}
     pairs = [(r, place.setdefault(token, len(place))) for r, path in enumerate(one.paths) for token in path]
+    if native.serves(rows):
+        native.penalise(
+            rows, list(place), past.counts, pairs,
+            params.repetition_penalty, params.presence_penalty, params.frequency_penalty,
+        )  # fmt: skip
+        return
     ids = torch.tensor(list(place), dtype=torch.int64, device=rows.device)
     counts = past.counts.new_zeros((len(rows), len(ids)))
     counts[:, : len(known)] = past.counts

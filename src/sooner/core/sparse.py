@@ -14,6 +14,7 @@ from torch import Tensor
 
 from sooner.core.law import Law
 from sooner.core.tree import ROOT, Draft
+from sooner.native import law as native
 
 _NOTHING = 1e-12  # what float64 may leave of a sum when all of it has been taken away
 
@@ -64,12 +65,14 @@ def sparse(law: Law, rows: Sequence[int], draft: Draft) -> list[Sparse] | None:
     first, last = at[0], at[-1] + 1
     together = at == list(range(first, last))
     ids, mass = (law.ids[first:last], law.mass[first:last]) if together else (law.ids[at], law.mass[at])
-    totals = mass.sum(-1, dtype=torch.float64).tolist()
-    guessed: list[dict[int, float]] = [{} for _ in rows]
-    if len(draft):
-        above = [0 if parent == ROOT else parent + 1 for parent in draft.parents]
-        tokens = torch.tensor(draft.tokens, device=ids.device)
+    above = [0 if parent == ROOT else parent + 1 for parent in draft.parents]
+    if native.races(mass, ids):
+        totals, own = native.look_up(ids, mass, above, draft.tokens)
+    else:
+        tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=ids.device)
+        totals = mass.sum(-1, dtype=torch.float64).tolist()
         own = torch.where(ids[above] == tokens[:, None], mass[above], 0.0).sum(-1, dtype=torch.float64).tolist()
-        for parent, token, value in zip(above, draft.tokens, own, strict=True):
-            guessed[parent][token] = value
+    guessed: list[dict[int, float]] = [{} for _ in rows]
+    for parent, token, value in zip(above, draft.tokens, own, strict=True):
+        guessed[parent][token] = value
     return [Sparse(*row) for row in zip(ids.unbind(), mass.unbind(), totals, guessed, strict=True)]

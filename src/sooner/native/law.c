@@ -207,3 +207,37 @@ int64_t race_row(const float *mass, const int64_t *ids, int64_t n, uint64_t key)
     }
     return ids ? ids[won] : won;
 }
+
+/* Sums of n rows of mass [rows, stride], k of them each, and the masses of `guesses` tokens in rows `above`. */
+void look_up(const int64_t *ids, const float *mass, int64_t stride, int64_t k, int64_t rows, double *totals,
+             int64_t guesses, const int64_t *above, const int64_t *tokens, double *found) {
+    for (int64_t r = 0; r < rows; r++) {
+        totals[r] = 0;
+        for (int64_t i = 0; i < k; i++) totals[r] += mass[r * stride + i];
+    }
+    for (int64_t g = 0; g < guesses; g++) {
+        const int64_t *row = ids + above[g] * stride;
+        found[g] = 0;
+        for (int64_t i = 0; i < k; i++)
+            if (row[i] == tokens[g]) found[g] += mass[above[g] * stride + i];
+    }
+}
+
+/* Penalties of `rows` rows of logits over `known` ids: counts [known] in the text, seen there or in the prompt; and
+ * `pairs` more sightings, of known[column] on the path of row `at`. repeat, presence, frequency: as in core/edit.py. */
+void penalise(float *logits, int64_t vocab, int64_t rows, const int64_t *ids, const float *counts, int64_t past,
+              int64_t known, const int64_t *pairs, int64_t paired, float repeat, float presence, float frequency) {
+    float *more = calloc(known, sizeof *more);
+    for (int64_t r = 0, at = 0; r < rows; r++) {
+        int64_t from = at;
+        for (; at < paired && pairs[2 * at] == r; at++) more[pairs[2 * at + 1]] += 1;
+        for (int64_t i = 0; i < known; i++) {
+            if (i >= past && more[i] == 0) continue;
+            float *x = logits + r * vocab + ids[i], count = (i < past ? counts[i] : 0) + more[i];
+            *x = *x < 0 ? *x * repeat : *x / repeat;
+            *x = *x - frequency * count - presence * (count > 0);
+        }
+        for (int64_t i = from; i < at; i++) more[pairs[2 * i + 1]] = 0;
+    }
+    free(more);
+}

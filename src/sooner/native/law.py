@@ -6,7 +6,7 @@ import ctypes
 import functools
 import struct
 from collections.abc import Sequence
-from ctypes import Structure, c_int64, c_uint64, c_void_p
+from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
@@ -97,11 +97,46 @@ def races(mass: Tensor, ids: Tensor | None) -> bool:
     return plain and (ids is None or ids.stride(-1) == 1) and _library() is not None
 
 
+def look_up(
+    ids: Tensor, mass: Tensor, above: Sequence[int], tokens: Sequence[int]
+) -> tuple[list[float], list[float]]:
+    """Sums of the rows of `mass` [n, K], and the masses of some tokens, each in row `above` of it."""
+    totals, found = (c_double * len(ids))(), (c_double * len(tokens))()
+    rows, names = (c_int64 * len(above))(*above), (c_int64 * len(tokens))(*tokens)
+    _library().look_up(
+        ids.data_ptr(), mass.data_ptr(), ids.stride(0), ids.shape[1], len(ids), totals,
+        len(tokens), rows, names, found,
+    )  # fmt: skip
+    return list(totals), list(found)
+
+
+def penalise(
+    rows: Tensor, ids: Sequence[int], counts: Tensor, pairs: Sequence[tuple[int, int]],
+    repeat: float, presence: float, frequency: float,
+) -> None:  # fmt: skip
+    """Penalties on `rows` [n, V] in place: `counts` [P] for the first P of `ids`, and pairs of (row, column of
+    ids) for further sightings, ordered by row."""
+    names, flat = (c_int64 * len(ids))(*ids), (c_int64 * (2 * len(pairs)))(*(i for pair in pairs for i in pair))
+    _library().penalise(
+        rows.data_ptr(), rows.shape[1], len(rows), names, counts.data_ptr(), len(counts), len(ids),
+        flat, len(pairs), repeat, presence, frequency,
+    )  # fmt: skip
+
+
 @functools.cache
 def _library() -> Any:
     made = build.library("law.c")
     if made is not None:
         made.shape_rows.restype = None
         made.race_row.restype = c_int64
+        made.look_up.restype = made.penalise.restype = None
+        made.look_up.argtypes = [
+            c_void_p, c_void_p, c_int64, c_int64, c_int64, POINTER(c_double), c_int64,
+            POINTER(c_int64), POINTER(c_int64), POINTER(c_double),
+        ]  # fmt: skip
+        made.penalise.argtypes = [
+            c_void_p, c_int64, c_int64, POINTER(c_int64), c_void_p, c_int64, c_int64, POINTER(c_int64), c_int64,
+            c_float, c_float, c_float,
+        ]  # fmt: skip
         made.race_row.argtypes = [c_void_p, c_void_p, c_int64, c_uint64]
     return made
