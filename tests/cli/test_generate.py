@@ -47,7 +47,7 @@ def values(ended: Ended) -> dict[str, Any]:
 
 
 def test_json_tells_everything_and_nothing_by_accident(generate: Sooner, tiny: Path) -> None:
-    found = values(generate("--json"))
+    found = values(generate("--json", "--k", 8))
     assert set(found) == {"model", "draft", "text", "token_ids", "prompt_tokens", "finish_reason", "stats"}
     assert (found["model"], found["draft"], found["finish_reason"]) == (str(tiny), "auto", "length")
     assert len(found["token_ids"]) == 40

@@ -19,6 +19,9 @@ Processor = Callable[[Sequence[int], Tensor], Tensor]
 """From the tokens before a row (prompt, text, drafted path) and its logits [V] to new logits [V]."""
 
 
+_FEW = 4  # biases that are faster added one by one than through an index
+
+
 @dataclass(frozen=True, slots=True)
 class LawParams:
     """What shapes a law; ranges as in SamplingParams. temperature 0 = greedy, top_k 0 = all.
@@ -133,8 +136,12 @@ def apply(logits: Tensor, one: Edit) -> None:
 
 def _bias(rows: Tensor, params: LawParams) -> None:
     if params.bias:
-        ids, added = zip(*params.bias, strict=True)
-        rows[:, list(ids)] += rows.new_tensor(added)
+        if len(params.bias) <= _FEW:
+            for token, added in params.bias:
+                rows[:, token] += added
+        else:
+            ids, more = zip(*params.bias, strict=True)
+            rows[:, list(ids)] += rows.new_tensor(more)
     if params.allowed is not None:
         kept = torch.full_like(rows[0], -torch.inf)
         kept[list(params.allowed)] = 0

@@ -103,7 +103,20 @@ static int likelier(const void *a, const void *b) {
     return x->id > y->id ? -1 : 1;
 }
 
-static const double depths[] = {5, 9, 14, 22, 40, INFINITY}; /* how far below the best candidates are looked for */
+static const double depths[] = {4, 6, 8, 10, 13, 17, 25, 40, INFINITY}; /* how far below the best candidates are looked for */
+
+/* exp((value - top) / t) of candidates, as total_mass counts them; returns their sum. */
+static double weigh(const Candidate *found, int64_t n, float top, float scale, double *weight) {
+    double sum = 0;
+    for (int64_t i = 0; i < n; i += L) {
+        float some[L];
+        for (int64_t j = 0; j < L; j++) some[j] = i + j < n ? found[i + j].value : top;
+        vf e = vexp((*(const vf_u *)some - top) * scale);
+        memcpy(some, &e, sizeof some);
+        for (int64_t j = 0; j < L && i + j < n; j++) sum += weight[i + j] = some[j];
+    }
+    return sum;
+}
 
 /* The survivors of one row's filters: a beginning of the sorted candidates. Returns how many. */
 static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Candidate *found, double *weight) {
@@ -115,8 +128,7 @@ static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Ca
     for (int d = 0;; d++) {
         double least = top - depths[d] * t;
         n = collect(x, p->vocab, least > -3e38 ? (float)least : -INFINITY, found);
-        inside = 0;
-        for (int64_t i = 0; i < n; i++) inside += weight[i] = exp((double)((found[i].value - top) * scale));
+        inside = weigh(found, n, top, scale, weight);
         if (n == p->vocab || depths[d] == INFINITY) break;
         if (k ? n >= k : min_p > 0 && depths[d] > -log(min_p) + 1e-3) break;
         if (!k && top_p < 1 && inside >= top_p * total * (1 + 1e-6)) break;
@@ -130,8 +142,7 @@ static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Ca
         while (last < n && found[last].value == found[k - 1].value) last++;
         n = last;
     }
-    inside = 0;
-    for (int64_t i = 0; i < n; i++) inside += weight[i] = exp((double)((found[i].value - top) * scale));
+    inside = weigh(found, n, top, scale, weight);
     double all = k || top_p >= 1 ? inside : fmax(total, inside), before = 0, sum = 0;
     for (; kept < n; kept++) {
         if (weight[kept] < min_p * weight[0] || found[kept].value == -INFINITY) break;
