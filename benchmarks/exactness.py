@@ -18,6 +18,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -208,12 +209,10 @@ def plan(world: World, quick: bool, seed: int) -> list[Callable[[], Outcome]]:
     cases: list[Callable[[], Outcome]] = []
     for p, d, b in grid:
         for s in (None, *range(5)):
-            cases.append(lambda p=p, d=d, b=b, s=s: equality(world, p, d, b, s))  # type: ignore[misc]
+            cases.append(partial(equality, world, p, d, b, s))
     for i, (p, d, rule, b) in enumerate(combos):
         first = (seed * len(combos) + i) * 10_000
-        cases.append(
-            lambda p=p, d=d, r=rule, b=b, f=first: distribution(world, p, d, r, b, draws, f, level)  # type: ignore[misc]
-        )
+        cases.append(partial(distribution, world, p, d, rule, b, draws, first, level))
     if quick:
         chance = random.Random(seed)
         cases = chance.sample(cases[: 6 * len(grid)], 160) + chance.sample(cases[6 * len(grid) :], 40)

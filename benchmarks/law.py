@@ -14,6 +14,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -99,9 +100,8 @@ def main() -> None:
             for rule in rules:
                 fresh: list[torch.Tensor] = []
                 whole_pass = timed(lambda: fresh.append(run()))  # noqa: B023  # called at once
-                own = timed(lambda p=params, r=rule: judge(fresh[0], p, history, draft, root, r))  # type: ignore[misc]  # noqa: B023
-                big_logits = wide.clone()
-                big = timed(lambda p=params, r=rule: judge(big_logits, p, history, draft, root, r))  # type: ignore[misc]  # noqa: B023
+                own = timed(partial(judge, fresh[0], params, history, draft, root, rule))
+                big = timed(partial(judge, wide.clone(), params, history, draft, root, rule))
                 if turn > 1:
                     passes.append(whole_pass)
                     cost.setdefault(f"{name} / {rule} / own", []).append(own)

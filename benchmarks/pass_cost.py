@@ -17,6 +17,7 @@ import json
 import statistics
 import time
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import torch
@@ -156,7 +157,7 @@ def measure(name: str, contexts: list[int], repeat: int, figures: dict[str, floa
         for rows in ROWS:
             works: dict[str, Callable[[], Any] | None] = {
                 "ours": on_lanes(mine, context, rows), "products": products(mine, context, rows), "reading": read,
-                "hf": on_lanes(theirs, context, rows), "transformers": lambda r=rows: plain.run(r),  # type: ignore[misc]
+                "hf": on_lanes(theirs, context, rows), "transformers": partial(plain.run, rows),
             }  # fmt: skip
             times: dict[str, list[float]] = {column: [] for column in columns}
             for _ in range(repeat + 2):

@@ -22,6 +22,7 @@ from typer.testing import CliRunner
 
 import sooner.cli.pull as cli
 import sooner.model.pull as store
+from sooner.cache import cache_root
 from sooner.errors import ModelError
 
 GGUF = b"GGUF, or so it says"
@@ -97,11 +98,11 @@ def no_pip(*args: object, **kwargs: object) -> None:
 def test_cache_root_honours_sooner_cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("HOME", str(tmp_path))
     monkeypatch.delenv("SOONER_CACHE", raising=False)
-    assert store.cache_root() == tmp_path / ".cache" / "sooner"
+    assert cache_root() == tmp_path / ".cache" / "sooner"
     monkeypatch.setenv("SOONER_CACHE", "")
-    assert store.cache_root() == tmp_path / ".cache" / "sooner"
+    assert cache_root() == tmp_path / ".cache" / "sooner"
     monkeypatch.setenv("SOONER_CACHE", "~/models")
-    assert store.cache_root() == tmp_path / "models"
+    assert cache_root() == tmp_path / "models"
 
 
 def test_an_unknown_name_is_refused_with_the_closest_one() -> None:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import overload
 
+from sooner.cache import cache_root
 from sooner.config import MAX_K, Budget, EngineConfig
 from sooner.control.adaptive import AdaptiveController
 from sooner.control.fixed import FixedController
@@ -27,7 +28,7 @@ from sooner.engine.stop import FinishReason, Piece
 from sooner.errors import ConfigError, RequestError
 from sooner.model import load as loading
 from sooner.model.protocol import Model
-from sooner.model.pull import DEFAULT_MODEL, cache_root
+from sooner.model.pull import DEFAULT_MODEL
 from sooner.model.threads import use as use_threads
 from sooner.params import SamplingParams
 

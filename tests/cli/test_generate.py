@@ -303,7 +303,9 @@ def test_a_bias_or_shape_that_makes_no_sense_is_one_line(
 def test_an_expected_text_is_a_draft(generate: Sooner, tmp_path: Path) -> None:
     plain = values(generate("--draft", "none", "--json"))
     (tmp_path / "expected.txt").write_text(plain["text"])
-    found = values(generate("--draft", "prediction", "--prediction", tmp_path / "expected.txt", "--json"))
+    found = values(
+        generate("--draft", "prediction", "--prediction", tmp_path / "expected.txt", "--k", 8, "--json")
+    )
     assert found["token_ids"] == plain["token_ids"]
     assert found["stats"]["drafted"] > 0
     refused = generate("--prediction", "any text")

@@ -46,6 +46,8 @@ def test_a_model_writes_its_own_warm_table(sooner: Sooner, tiny: Path, tmp_path:
         tiny,
         "--draft",
         f"lookup+recycle:{tmp_path / 'table.safetensors'}",
+        "--k",
+        8,
         "--json",
     )
     assert drafted.status == 0, drafted.err

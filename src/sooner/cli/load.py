@@ -48,20 +48,12 @@ def bench_load(wishes: Wishes, questions: Sequence[Question], params: SamplingPa
     levels = wishes.levels
     with progress(f"loading {wishes.model}") as (advance, expect):
         from sooner.measure import load, plots, report
-        from sooner.measure.bench import encode
-        from sooner.model.load import load as load_model
+        from sooner.measure.bench import encode, open_target
 
         arrival = load.Arrival.parse(wishes.arrival)
         if wishes.plot is not None:
             plots.writable([wishes.plot])
-        target = load_model(
-            wishes.model,
-            dtype=wishes.dtype,
-            device=wishes.device,
-            runtime=wishes.runtime,
-            quantize=wishes.quantize,
-            threads=wishes.threads,
-        )
+        target = open_target(wishes)
         prompts = encode(target, questions, raw=wishes.raw, room=params.max_tokens or 1)
         engines = load.contenders(target, wishes.draft, levels, wishes.width)
         expect(len(engines) * len(levels) * wishes.repeat)

@@ -92,6 +92,8 @@ def is_chain(parents: Sequence[int]) -> bool:
 
 def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
     """The draft with these nodes alone: rising, each with its parent, and of drawn siblings the first ones."""
+    if len(nodes) == len(draft):
+        return draft
     place = {node: i for i, node in enumerate(nodes)} | {ROOT: ROOT}
     return Draft(
         tuple(draft.tokens[node] for node in nodes),

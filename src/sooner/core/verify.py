@@ -13,7 +13,7 @@ from sooner.core import noise
 from sooner.core.law import Law, draw
 from sooner.core.rules import Chance, Laws, Verdict, block, match, reject, traversal
 from sooner.core.sparse import Sparse, sparse
-from sooner.core.tree import ROOT, Draft, depths, is_chain
+from sooner.core.tree import ROOT, Draft, depths, is_chain, keep
 
 Rule = Literal["match", "reject", "block", "traversal"]
 
@@ -79,7 +79,7 @@ def _judge(law: Law, trial: Trial, broken: Sequence[bool]) -> Verdict:
         if parent == ROOT or (parent in kept and not broken[parent + 1]):
             kept.append(node)
     rows = [trial.first, *(trial.first + 1 + node for node in kept)]
-    draft, names = _only(trial.draft, kept), None
+    draft, names = keep(trial.draft, kept), None
     laws: Laws | None = sparse(law, rows, draft) if draft.probs is None else None
     if laws is None:
         laws, draft, names = _together(law, rows, draft)
@@ -90,16 +90,6 @@ def _judge(law: Law, trial: Trial, broken: Sequence[bool]) -> Verdict:
         chain = trial.rule == "block" and is_chain(draft.parents)
         verdict = (block if chain else traversal)(laws, draft, chance)
     return replace(verdict, path=tuple(kept[node] for node in verdict.path))
-
-
-def _only(draft: Draft, kept: Sequence[int]) -> Draft:
-    """The draft cut down to some of its nodes, whose parents are among them."""
-    if len(kept) == len(draft):
-        return draft
-    place = {ROOT: ROOT} | {node: i for i, node in enumerate(kept)}
-    tokens = tuple(draft.tokens[node] for node in kept)
-    parents = tuple(place[draft.parents[node]] for node in kept)
-    return Draft(tokens, parents, None if draft.probs is None else draft.probs[list(kept)])
 
 
 def _together(law: Law, rows: Sequence[int], draft: Draft) -> tuple[Tensor, Draft, Tensor | None]:

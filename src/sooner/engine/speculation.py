@@ -55,9 +55,8 @@ class Speculation:
         guesses = [_guess(draft, share.request) for draft, share in zip(offered, shares, strict=True)]
         drafts, kept = [], []
         for draft, nodes in zip(offered, self._controller.keep(views, guesses), strict=True):
-            every = nodes is None or len(nodes) == len(draft)
-            drafts.append(draft if every or nodes is None else keep(draft, nodes))
-            kept.append(tuple(range(len(draft))) if every or nodes is None else nodes)
+            kept.append(tuple(range(len(draft))) if nodes is None else nodes)
+            drafts.append(keep(draft, kept[-1]))
         room = self._scheduler.trim(shares, [Budget.chain(FORCED)] * len(shares), self._limit)
         for i, share in enumerate(shares):
             if share.request.constraint is not None:

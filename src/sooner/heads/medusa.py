@@ -79,7 +79,8 @@ class MedusaHeads:
                 if block.bias is not None:
                     _expect(f"the bias of block {j} of head {i}", block.bias, (self.hidden,))
             if head.out is not None:
-                rows = len(self.heads[0].out) if self.ids is None else len(self.ids)  # type: ignore[arg-type]
+                first = self.heads[0].out if self.ids is None else self.ids
+                rows = 0 if first is None else len(first)  # not None: all heads have one, or none has
                 _expect(f"the LM head of head {i}", head.out, (rows, self.hidden))
 
     @property
@@ -236,7 +237,7 @@ def _tensors(path: Path, pickles: bool) -> dict[str, Tensor]:
 
 def _read(file: Path, prefix: str) -> dict[str, Tensor]:
     with safe_open(file, framework="pt") as tensors:
-        return {name: tensors.get_tensor(name) for name in tensors.keys() if name.startswith(prefix)}  # noqa: SIM118
+        return {name: tensors.get_tensor(name) for name in tensors.keys() if name.startswith(prefix)}  # noqa: SIM118  # no mapping
 
 
 def _settings(path: Path) -> Mapping[str, Any]:

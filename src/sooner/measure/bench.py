@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Protocol
 
 from sooner.config import EngineConfig
 from sooner.control.protocol import StepRecord
@@ -112,7 +112,33 @@ def bench(
     progress: Callable[[], None] = lambda: None,
 ) -> Comparison:
     """Load the target once and compare the drafters on the questions; `progress` is called after every text."""
-    target = load(
+    target = open_target(setup)
+    prompts = encode(target, questions, raw=setup.raw, room=params.max_tokens or 1)
+    measured = compare(contenders(target, setup), prompts, params, repeat=setup.repeat, progress=progress)
+    dtype = str(target.model.lanes.store.dtype).removeprefix("torch.")
+    return Comparison(tuple(questions), measured, dtype, str(target.device))
+
+
+class Opening(Protocol):
+    """What every setup of a measurement says of its target; see `sooner.model.load.load`."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def dtype(self) -> str: ...
+    @property
+    def device(self) -> str: ...
+    @property
+    def runtime(self) -> str: ...
+    @property
+    def quantize(self) -> str | None: ...
+    @property
+    def threads(self) -> int | None: ...
+
+
+def open_target(setup: Opening) -> Loaded:
+    """The target of a setup, loaded as it says."""
+    return load(
         setup.model,
         dtype=setup.dtype,
         device=setup.device,
@@ -120,10 +146,6 @@ def bench(
         quantize=setup.quantize,
         threads=setup.threads,
     )
-    prompts = encode(target, questions, raw=setup.raw, room=params.max_tokens or 1)
-    measured = compare(contenders(target, setup), prompts, params, repeat=setup.repeat, progress=progress)
-    dtype = str(target.model.lanes.store.dtype).removeprefix("torch.")
-    return Comparison(tuple(questions), measured, dtype, str(target.device))
 
 
 def contenders(target: Loaded, setup: Setup) -> dict[str, Contender]:

@@ -17,10 +17,10 @@ from torch import Tensor
 from sooner.core import noise
 from sooner.errors import ConfigError, RequestError
 from sooner.llm import LLM, Result
-from sooner.measure.bench import BASELINE, encode
+from sooner.measure.bench import BASELINE, encode, open_target
 from sooner.measure.rows import Noise, after, probe
 from sooner.measure.workload import Question
-from sooner.model.load import Loaded, load
+from sooner.model.load import Loaded
 from sooner.params import SamplingParams
 from sooner.testing import ShiftedModel
 
@@ -154,14 +154,7 @@ def verify(
     setup: Setup, questions: Sequence[Question], progress: Callable[[int], None] = lambda count: None
 ) -> Verdict:
     """Load the target once and hold every drafter to plain decoding, greedy and sampled with a seed."""
-    target = load(
-        setup.model,
-        dtype=setup.dtype,
-        device=setup.device,
-        runtime=setup.runtime,
-        quantize=setup.quantize,
-        threads=setup.threads,
-    )
+    target = open_target(setup)
     prompts = encode(target, questions, raw=setup.raw, room=setup.max_tokens)
     drafting = replace(target, model=ShiftedModel(target.model)) if setup.inject_fault else target
     plain = LLM(target, BASELINE)

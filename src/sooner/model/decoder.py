@@ -6,7 +6,7 @@ What differs between the families is data here: which norms there are, which lay
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -58,17 +58,21 @@ class Weights:
         return weight, torch.cat(given) if given else None
 
 
-@dataclass(frozen=True, slots=True)
-class Parts:
-    """One layer. Norms that a family does not have are None; head norms act on each head or on all at once.
+Map = TypeVar("Map")
 
+
+@dataclass(frozen=True)  # no slots: Python 3.11's slots and Generic clash
+class Parts(Generic[Map]):
+    """One layer, its linear maps as weights or as a runtime has packed them.
+
+    Norms that a family does not have are None; head norms act on each head or on all at once.
     rotary: which rotary table it uses, None for no rotation. window: sliding attention.
     """
 
-    qkv: Weights
-    out: Weights
-    gate_up: Weights
-    down: Weights
+    qkv: Map
+    out: Map
+    gate_up: Map
+    down: Map
     before_attention: Norm | None
     after_attention: Norm | None
     before_mlp: Norm | None
@@ -102,7 +106,7 @@ class Shape:
         # Gemma-3 turns its local and its global layers by different bases: one table for each kind.
         self.per_kind = isinstance(getattr(self.rotary, "rope_type", None), dict)
 
-    def parts(self, layer: Any, kind: str) -> Parts:
+    def parts(self, layer: Any, kind: str) -> Parts[Weights]:
         """The parts of one layer of the module."""
         attn, mlp = layer.self_attn, layer.mlp
         qkv = [attn.qkv_proj] if hasattr(attn, "qkv_proj") else [attn.q_proj, attn.k_proj, attn.v_proj]

@@ -10,7 +10,6 @@ from __future__ import annotations
 import copy
 import dataclasses
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -30,27 +29,7 @@ from sooner.model.protocol import Ends, Output
 _LEAST_ROWS = 4
 
 
-@dataclass(frozen=True, slots=True)
-class Block:
-    """One layer. Norms that a family does not have are None; head norms act on each head or on all at once.
-
-    rotary: which of the pass's rotary tables it uses, None for no rotation. window: sliding attention.
-    """
-
-    qkv: Linear
-    out: Linear
-    gate_up: Linear
-    down: Linear
-    before_attention: Norm | None
-    after_attention: Norm | None
-    before_mlp: Norm | None
-    after_mlp: Norm | None
-    q_norm: Norm | None
-    k_norm: Norm | None
-    rotary: str | None
-    window: int | None
-    scale: float
-    softcap: float | None
+Block = Parts[Linear]
 
 
 class FusedModel:
@@ -154,7 +133,7 @@ class FusedModel:
         return early
 
 
-def _block(parts: Parts, quantize: str | None) -> Block:
+def _block(parts: Parts[Weights], quantize: str | None) -> Block:
     fields = {f.name: getattr(parts, f.name) for f in dataclasses.fields(parts)}
     maps = {name: pack(w.weights, w.biases, quantize) for name, w in fields.items() if isinstance(w, Weights)}
     return Block(**fields | maps)

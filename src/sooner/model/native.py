@@ -19,7 +19,7 @@ from sooner.core.step import Step
 from sooner.core.tree import ROOT
 from sooner.errors import ModelError
 from sooner.model import quantize as fewer
-from sooner.model.decoder import Norm, Parts, Shape
+from sooner.model.decoder import Norm, Parts, Shape, Weights
 from sooner.model.hf import context_limit
 from sooner.model.lanes import LaneCache, staged_parents
 from sooner.model.linear import pack
@@ -198,7 +198,7 @@ class NativeModel:
         early.lanes = LaneCache(count, shape.kv_heads, shape.dim, self._dtype, self.device)
         return early
 
-    def _layer(self, parts: Parts, inner: int) -> Any:
+    def _layer(self, parts: Parts[Weights], inner: int) -> Any:
         weight, bias = parts.gate_up.stacked()
         bias = None if bias is None else _in_turn(bias, inner)
         return _Layer(

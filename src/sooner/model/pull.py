@@ -22,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sooner.cache import cache_root
 from sooner.errors import ModelError, unknown
 
 Progress = Callable[[str, float | None], None]
@@ -74,12 +75,6 @@ PACKAGED: dict[str, PackagedModel] = {
         disk_bytes=900_000_000,
     ),
 }
-
-
-def cache_root() -> Path:
-    """Where pulled models are kept: the folder named by SOONER_CACHE, else `.cache/sooner` in the home."""
-    named = os.environ.get("SOONER_CACHE")
-    return Path(named).expanduser().absolute() if named else Path.home() / ".cache" / "sooner"
 
 
 def cached(name: str) -> Path | None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
 import subprocess
 import tempfile
 from pathlib import Path
+
+from sooner.cache import cache_root
 
 FOLDER = Path(__file__).parent
 FLAGS = ("-O3", "-march=native", "-ffp-contract=fast", "-fPIC", "-shared")
@@ -31,13 +34,14 @@ def library(source: str, *defines: str) -> ctypes.CDLL | None:
     compiler = _compiler()
     if compiler is None or os.environ.get("SOONER_NATIVE") == "0":
         return None
-    folder = _cache() / "native"
+    folder = cache_root() / "native"
     done = folder / f"{Path(source).stem}-{_fingerprint(compiler, defines)}.so"
     try:
         if not done.is_file():
             _compile(compiler, source, defines, done)
         return ctypes.CDLL(str(done))
-    except (OSError, subprocess.SubprocessError):
+    except (OSError, subprocess.SubprocessError) as error:
+        logging.getLogger("sooner").warning("%s is not used, its torch path is (slower): %s", source, error)
         return None
 
 
@@ -49,20 +53,17 @@ def _compile(compiler: str, source: str, defines: tuple[str, ...], done: Path) -
         options = [*FLAGS, *(f"-D{define}" for define in defines), str(FOLDER / source), "-o", str(made), "-lm"]
         for openmp in ("-fopenmp", ""):  # clang on a Mac comes without OpenMP: one thread then
             command = [compiler, *([openmp] if openmp else []), *options]
-            if subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False).returncode == 0:
+            ended = subprocess.run(command, capture_output=True, timeout=_SECONDS, check=False)
+            if ended.returncode == 0:
                 os.replace(made, done)
                 return
-    raise OSError(f"{compiler} could not compile {source}")
+    said = ended.stderr.decode(errors="replace").strip().splitlines()
+    raise OSError(f"{compiler} could not compile it: {said[0] if said else ended.returncode}")
 
 
 def _compiler() -> str | None:
     named = os.environ.get("CC")
     return shutil.which(named) if named else shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-
-
-def _cache() -> Path:
-    named = os.environ.get("SOONER_CACHE")
-    return Path(named).expanduser().absolute() if named else Path.home() / ".cache" / "sooner"
 
 
 def _fingerprint(compiler: str, defines: tuple[str, ...]) -> str:

@@ -149,6 +149,18 @@ static void keep(const Model *m, const Pass *p, int64_t layer, int64_t from, int
                 narrow(x + r * m->hidden, m->hidden, p->features + (r * p->taps + t) * m->hidden);
 }
 
+/* stream += more, normed before where the family does that. */
+static void add(const Model *m, const float *weight, float *more, float *stream) {
+    if (weight) norm(more, weight, m->eps, m->hidden, more);
+    for (int64_t i = 0; i < m->hidden; i++) stream[i] += more[i];
+}
+
+/* What the next product reads: the stream, normed where the family does that. */
+static void ready(const Model *m, const float *weight, const float *stream, float *normed, elem *out) {
+    if (weight) norm(stream, weight, m->eps, m->hidden, normed);
+    narrow(weight ? normed : stream, m->hidden, out);
+}
+
 #define BARRIER _Pragma("omp barrier")
 
 void run_pass(const Model *m, const Pass *p) {
@@ -177,11 +189,8 @@ void run_pass(const Model *m, const Pass *p) {
         for (int64_t l = 0; l < m->layers; l++) {
             const Layer *layer = m->layer + l;
             keep(m, p, l, from, to, x);
-            for (int64_t r = from; r < to; r++) {
-                float *stream = x + r * hidden, *normed = y + r * hidden;
-                if (layer->before_attention) norm(stream, layer->before_attention, m->eps, hidden, normed);
-                narrow(layer->before_attention ? normed : stream, hidden, h + r * hidden);
-            }
+            for (int64_t r = from; r < to; r++)
+                ready(m, layer->before_attention, x + r * hidden, y + r * hidden, h + r * hidden);
             BARRIER
             product(&layer->qkv, h, n, y, NULL, 0, &room);
             BARRIER
@@ -199,22 +208,15 @@ void run_pass(const Model *m, const Pass *p) {
             product(&layer->o, mixed, n, y, NULL, 0, &room);
             BARRIER
             for (int64_t r = from; r < to; r++) {
-                float *add = y + r * hidden, *stream = x + r * hidden;
-                if (layer->after_attention) norm(add, layer->after_attention, m->eps, hidden, add);
-                for (int64_t i = 0; i < hidden; i++) stream[i] += add[i];
-                if (layer->before_mlp) norm(stream, layer->before_mlp, m->eps, hidden, add);
-                narrow(layer->before_mlp ? add : stream, hidden, h + r * hidden);
+                add(m, layer->after_attention, y + r * hidden, x + r * hidden);
+                ready(m, layer->before_mlp, x + r * hidden, y + r * hidden, h + r * hidden);
             }
             BARRIER
             product(&layer->gate_up, h, n, NULL, inner, m->gelu, &room);
             BARRIER
             product(&layer->down, inner, n, y, NULL, 0, &room);
             BARRIER
-            for (int64_t r = from; r < to; r++) {
-                float *add = y + r * hidden, *stream = x + r * hidden;
-                if (layer->after_mlp) norm(add, layer->after_mlp, m->eps, hidden, add);
-                for (int64_t i = 0; i < hidden; i++) stream[i] += add[i];
-            }
+            for (int64_t r = from; r < to; r++) add(m, layer->after_mlp, y + r * hidden, x + r * hidden);
         }
         BARRIER
         int last = 0; /* whether every row's final state is wanted as a feature */
@@ -225,10 +227,7 @@ void run_pass(const Model *m, const Pass *p) {
             BARRIER
         }
         share(p->wanted, &from, &to);
-        for (int64_t i = from; i < to; i++) {
-            norm(x + p->row[i] * hidden, m->norm, m->eps, hidden, y + i * hidden);
-            narrow(y + i * hidden, hidden, h + i * hidden);
-        }
+        for (int64_t i = from; i < to; i++) ready(m, m->norm, x + p->row[i] * hidden, y + i * hidden, h + i * hidden);
         BARRIER
         if (p->wanted) product(&m->head, h, p->wanted, p->logits, NULL, 0, &room);
     }

@@ -11,7 +11,7 @@ from sooner.errors import ConfigError
 def check() -> None:
     """Raise ConfigError, before hours of training, if pictures cannot be drawn."""
     try:
-        import matplotlib  # noqa: F401
+        import matplotlib  # noqa: F401  # only whether it is there
     except ImportError as error:
         raise ConfigError(
             "training draws its curve with matplotlib; install it: pip install 'sooner[train]'."

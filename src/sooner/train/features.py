@@ -135,7 +135,7 @@ class Store:
     def window(self, shard: int, start: int, length: int) -> Window:
         """Read `length` tokens of a shard from `start` on."""
         with safe_open(self.path(shard), "pt") as file:
-            get = {name: file.get_slice(name)[start : start + length] for name in file.keys()}  # noqa: SIM118
+            get = {name: file.get_slice(name)[start : start + length] for name in file.keys()}  # noqa: SIM118  # no mapping
         return Window(
             get["tokens"].long(), get["features"], get["ids"].long(), get["probs"], get["answer"], get["first"]
         )

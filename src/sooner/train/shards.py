@@ -92,7 +92,7 @@ def _opened(path: Path) -> safe_open:
         shard = safe_open(path, "pt")
     except (OSError, SafetensorError) as error:
         raise ConfigError(f"{path} is not a shard of text: {error}. Delete it; it is written anew.") from None
-    names: list[str] = shard.keys()  # type: ignore[no-untyped-call]
+    names: list[str] = shard.keys()  # type: ignore[no-untyped-call]  # safetensors has no types
     if not {"tokens", "texts", "top_ids", "top_logits"} <= set(names):
         raise ConfigError(f"{path} is not a shard of text: it lacks tokens, texts, top_ids or top_logits.")
     return shard

@@ -127,7 +127,7 @@ class _ReadLoss(torch.autograd.Function):
 
 
 def _read_loss(x: Tensor, weight: Tensor, wanted: Labels) -> Tensor:
-    loss: Tensor = _ReadLoss.apply(x, weight, wanted.ids, wanted.probs)  # type: ignore[no-untyped-call]
+    loss: Tensor = _ReadLoss.apply(x, weight, wanted.ids, wanted.probs)  # type: ignore[no-untyped-call]  # torch's own
     return loss
 
 
