@@ -1,7 +1,7 @@
 """What a target is asked to write, so that it writes what it will be asked for. Knows no model.
 
-A conversation has up to three texts, all written by the target: a document, the rest of a user's turn
-that begins with `opening`, and the answer. Styles and topics are our own; no data set is behind them.
+All texts of a conversation are written by the target: documents, the rest of a user's turn that begins with
+`opening`, the answer, and further turns with theirs. Styles and topics are our own; no data set is behind them.
 """
 
 from __future__ import annotations
@@ -33,7 +33,9 @@ class Style:
 
     system: whom the target plays while it writes the user's turn. openings: how that turn may begin; {topic}
     is put in. turn: most tokens the target adds to it, 0 = it is complete. document: what the target is asked
-    for first, "" = none; the turn then begins with {document}. answer: most tokens of the answer.
+    for first, "" = none; {document} in the turn is what it wrote. passages: how many of them, on different
+    topics; size: tokens of one, fewest and most. answer: most tokens of the answer. follow_ups: how the user's
+    later turns begin, in the order they may come; each has an answer of its own.
     """
 
     name: str
@@ -42,10 +44,16 @@ class Style:
     turn: int = 64
     document: str = ""
     answer: int = 224
+    passages: int = 1
+    size: tuple[int, int] = (96, 320)
+    follow_ups: tuple[str, ...] = ()
 
 
 _NEWS = "Tell the news story of {topic} in three plain paragraphs."
 _ENTRY = "Explain {topic} in three plain paragraphs."
+_REPORT = "Write a long and detailed news report about {topic}. Write ten paragraphs."
+_CHAPTER = "Write a long and detailed chapter of a textbook about {topic}. Write ten paragraphs."
+_PASSAGE = "Write one encyclopedia paragraph about {topic}."
 _READER = "The user pastes a text and asks about it."
 
 STYLES = (
@@ -205,9 +213,91 @@ STYLES = (
         turn=40,
         answer=256,
     ),
+    Style(
+        "long summarization",
+        _READER,
+        (
+            "Summarize: {document}",
+            "Summarize the report below.\n\n{document}",
+            "{document}\n\nSummarize this in three sentences.",
+            "TL;DR: {document}",
+            "{document}\n\nWhat happened? List the key points.",
+        ),
+        turn=0,
+        document=_REPORT,
+        size=(300, 800),
+    ),
+    Style(
+        "long reading",
+        _READER,
+        (
+            "{document}\n\nQuestion:",
+            "Read the chapter and answer the question. {document}\nQuestion: What",
+            "{document}\n\nAccording to the text, why",
+            "Here is a text: {document}\n\nUsing it, explain",
+        ),
+        turn=32,
+        document=_CHAPTER,
+        size=(300, 800),
+    ),
+    Style(
+        "retrieval",
+        "The user gives an assistant some passages and asks one question about them.",
+        (
+            "Answer the question with the help of these passages.\n\n{document}\n\nQuestion: who",
+            "{document}\n\nBased on the passages above, what is",
+            "Documents:\n{document}\n\nQuestion: when",
+            "Context:\n{document}\n\nQuestion: where",
+            "{document}\n\nAnswer from the text only: how many",
+        ),
+        turn=24,
+        document=_PASSAGE,
+        passages=4,
+        size=(60, 160),
+        answer=160,
+    ),
+    Style(
+        "dialogue",
+        "The user talks with a helpful assistant and asks further questions.",
+        (
+            "Can you help me with",
+            "I want to learn about {topic}",
+            "Write a short text about {topic}",
+            "Explain",
+            "What do you know about {topic}",
+            "Act as",
+            "Suggest",
+            "Compare",
+        ),
+        turn=40,
+        follow_ups=(
+            "Now",
+            "Can you",
+            "Rewrite",
+            "And",
+            "Why",
+            "Thank you. What",
+            "Shorten",
+            "How",
+            "Make it",
+            "Give me",
+        ),
+    ),
 )
 # How often each style comes; those with documents cost most, and quote most.
-_WEIGHTS = {"writing": 3, "chat": 4, "math": 4, "question": 4, "translation": 3, "summarization": 3, "reading": 3}
+_WEIGHTS = {
+    "writing": 3,
+    "chat": 4,
+    "math": 4,
+    "question": 4,
+    "translation": 3,
+    "summarization": 2,
+    "reading": 2,
+    "long summarization": 2,
+    "long reading": 1,
+    "retrieval": 3,
+    "dialogue": 4,
+}
 
 
 def pick(dice: random.Random) -> tuple[Style, str, str]:

@@ -15,18 +15,18 @@ from sooner.config import Budget, EngineConfig
 from sooner.core.tree import EMPTY, Draft
 from sooner.draft.protocol import Context, Outcome, Tops
 from sooner.errors import ConfigError, RequestError
-from sooner.llm import LLM
+from sooner.llm import LLM, Message
 from sooner.params import SamplingParams
 from sooner.train import shards
 from sooner.train.shards import Text
-from sooner.train.styles import pick
+from sooner.train.styles import TOPICS, Style, pick
 
 TOPS = 8  # likeliest ids kept of every row
 AT_ONCE = 32  # conversations written side by side
 SHARD = 8192  # written tokens in a shard
 _LIVELY, _NUCLEUS = 0.8, 0.9  # temperature and top-p of what a user says; above that a small target rambles
 _SAMPLED = 8  # every so many-th answer is sampled at temperature 1, the others are greedy
-_DOCUMENT = (96, 320)  # tokens of a document, fewest and most
+_TURNS = 3  # most turns of a user in a conversation with follow-ups
 _BARREN = 1000  # conversations that come to nothing before giving up
 _MARK = "\u2063"  # stands for what the model is to write, while the template is rendered
 
@@ -136,24 +136,38 @@ def _conversation(llm: LLM, seed: int, number: int, seen: set[tuple[int, ...]]) 
     """The texts of one conversation, one after another."""
     dice = random.Random(f"{seed}/{number}")
     style, opening, topic = pick(dice)
-    document = ""
-    if style.document:
-        prompt = llm.encode_chat(style.document.format(topic=topic))
-        most = dice.randint(*_DOCUMENT)
-        document = _plain(llm, (yield Ask(prompt, _lively(dice, most), "document")))
+    document = yield from _document(llm, style, topic, dice)
     turn = opening.replace("{topic}", topic).replace("{document}", document)
-    if style.turn:
-        begun = _begun_turn(llm, style.system, turn)
-        turn += _plain(llm, (yield Ask(begun, _lively(dice, style.turn), "turn")))
-    prompt = llm.encode_chat(turn.strip())
-    if tuple(prompt) in seen:
-        return
-    seen.add(tuple(prompt))
+    said: list[Message] = []
+    for follow_up in ("", *dice.sample(style.follow_ups, min(dice.randint(1, _TURNS - 1), len(style.follow_ups)))):
+        turn = follow_up or turn
+        if style.turn:
+            begun = _begun_turn(llm, style.system, said, turn)
+            turn += _plain(llm, (yield Ask(begun, _lively(dice, style.turn), "turn")))
+        said.append({"role": "user", "content": turn.strip()})
+        prompt = llm.encode_chat(said)
+        if tuple(prompt) in seen:
+            return
+        seen.add(tuple(prompt))
+        answer = _plain(llm, (yield Ask(prompt, _answering(dice, style), "answer")))
+        said.append({"role": "assistant", "content": answer})
+
+
+def _document(llm: LLM, style: Style, topic: str, dice: random.Random) -> Generator[Ask, list[int], str]:
+    """What the user of a style pastes, "" where it is nothing."""
+    passages = []
+    others = dice.sample(TOPICS, style.passages) if style.document else []
+    for about in (topic, *others)[: len(others)]:
+        prompt = llm.encode_chat(style.document.format(topic=about))
+        passages.append(_plain(llm, (yield Ask(prompt, _lively(dice, dice.randint(*style.size)), "document"))))
+    dice.shuffle(passages)
+    return "\n\n".join(passages)
+
+
+def _answering(dice: random.Random, style: Style) -> SamplingParams:
     if dice.randrange(_SAMPLED):
-        yield Ask(prompt, SamplingParams(max_tokens=style.answer), "answer")
-    else:
-        sampled = SamplingParams(max_tokens=style.answer, temperature=1.0, seed=dice.getrandbits(32))
-        yield Ask(prompt, sampled, "answer")
+        return SamplingParams(max_tokens=style.answer)
+    return SamplingParams(max_tokens=style.answer, temperature=1.0, seed=dice.getrandbits(32))
 
 
 def _lively(dice: random.Random, most: int) -> SamplingParams:
@@ -165,14 +179,14 @@ def _plain(llm: LLM, tokens: Sequence[int]) -> str:
     return text
 
 
-def _begun_turn(llm: LLM, system: str, begun: str) -> list[int]:
-    """The chat template up to the middle of a user's turn."""
+def _begun_turn(llm: LLM, system: str, said: Sequence[Message], begun: str) -> list[int]:
+    """The chat template up to the middle of a user's turn. said: the turns before it."""
     template = getattr(llm.target.tokenizer, "chat_template", None)
     if not template:
         raise ConfigError(
             f"{llm.target.name} has no chat template, so it cannot write the turns of a user itself."
         )
-    turns = [{"role": "system", "content": system}, {"role": "user", "content": begun + _MARK}]
+    turns = [{"role": "system", "content": system}, *said, {"role": "user", "content": begun + _MARK}]
     render = llm.target.tokenizer.apply_chat_template
     try:
         text = render(turns, tokenize=False)
