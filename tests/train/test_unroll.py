@@ -61,6 +61,11 @@ def drafted(head: EagleHead, embedding: Tensor, batch: Batch, window: int, slot:
     return read
 
 
+@pytest.fixture(autouse=True, params=[4, 128], ids=["blocks of 4", "one block"])
+def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(unroll, "_BLOCK", request.param)
+
+
 @pytest.mark.parametrize("switches", [{}, {"norm_before_residual": True}, {"norm_output": True}], ids=str)
 @pytest.mark.parametrize("kv_heads", [4, 2])
 def test_every_step_of_every_slot_is_what_drafting_from_there_computes(
@@ -79,7 +84,7 @@ def test_every_step_of_every_slot_is_what_drafting_from_there_computes(
 
 
 def test_gradients_agree_with_finite_differences() -> None:
-    """The attention kernel is fed a doctored output in its backward pass, and the loss makes its own gradient."""
+    """Attention in blocks has a backward pass of its own, and the loss makes its own gradient."""
     head, batch = tiny_head(), tiny_batch(1, 7)
     embedding = torch.randn(VOCAB, H, dtype=torch.float64)
 

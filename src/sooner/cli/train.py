@@ -44,7 +44,7 @@ def eagle(
     window: Annotated[int, typer.Option(metavar="N", help="Tokens of one sequence.")] = 512,
     batch: Annotated[int, typer.Option(metavar="N", help="Sequences of one batch.")] = 2,
     unroll: Annotated[int, typer.Option(metavar="N", help="Steps of training-time test.")] = 3,
-    share: Annotated[float, typer.Option(metavar="F", help="Part of the positions whose loss is taken.")] = 0.5,
+    share: Annotated[float, typer.Option(metavar="F", help="Part of the positions whose loss is taken.")] = 0.25,
     every: Annotated[int, typer.Option(metavar="N", help="Batches between scores on held-out text.")] = 250,
     seed: Annotated[int, typer.Option(help="Of the first weights and the order of the text.")] = 0,
     dtype: Dtype = "auto",

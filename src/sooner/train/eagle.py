@@ -41,7 +41,7 @@ class Recipe:
     batch: int = 2
     unroll: int = 3
     step_decay: float = 0.8
-    share: float = 0.5
+    share: float = 0.25
     held_out: int = 16384
     seed: int = 0
 

@@ -124,7 +124,12 @@ def run(task: Task, plan: Plan, folder: Path, report: Callable[[Progress], None]
 def _move(pairs: list[tuple[nn.Parameter, Tensor]], optimizer: torch.optim.Optimizer, clip: float) -> None:
     """One step of the optimiser on the float32 copies, then back into the weights."""
     for parameter, copy in pairs:
-        copy.grad = None if parameter.grad is None else parameter.grad.float()
+        if parameter.grad is None:
+            copy.grad = None
+        elif copy.grad is None:
+            copy.grad = parameter.grad.float()
+        else:
+            copy.grad.copy_(parameter.grad)  # fresh memory of this size costs more than the copying
         parameter.grad = None
     nn.utils.clip_grad_norm_([copy for _, copy in pairs], clip)
     optimizer.step()
