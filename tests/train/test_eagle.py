@@ -13,9 +13,9 @@ from sooner.errors import ConfigError, ModelError
 from sooner.heads import checkpoint
 from sooner.model.load import Loaded, load
 from sooner.train import eagle
-from sooner.train.eagle import Recipe
 from sooner.train.features import Document, Store, digest, frequent, shards
 from sooner.train.loop import Plan, Progress
+from sooner.train.recipe import Recipe, split
 from tests.tiny import VOCAB, make_tiny
 
 RECIPE = Recipe(vocab=64, window=16, batch=2, unroll=3, share=0.5, held_out=60)
@@ -137,7 +137,7 @@ def test_the_vocabulary_is_what_the_target_wrote_most() -> None:
 
 def test_shards_and_the_held_out_part_leave_nothing_out() -> None:
     texts = documents(40, 24)
-    learn, held_out = eagle.split(texts, 100)
+    learn, held_out = split(texts, 100)
     assert len(learn) + len(held_out) == 40
     assert 72 <= sum(len(d.tokens) for d in held_out) <= 120
     assert [d for group in shards(learn, 100) for d in group] == learn

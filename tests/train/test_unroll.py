@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from sooner.heads.eagle import EagleConfig, EagleHead
-from sooner.train import unroll
-from sooner.train.unroll import Batch
+from sooner.train import loss, unroll
+from sooner.train.windows import Batch
 
 H, DIM, HEADS, VOCAB, DRAFT, STREAMS = 16, 4, 4, 40, 12, 3
 
@@ -89,7 +89,9 @@ def test_gradients_agree_with_finite_differences() -> None:
     embedding = torch.randn(VOCAB, H, dtype=torch.float64)
 
     def value() -> Tensor:
-        return unroll.loss(head, embedding, batch, 3, 0.8, 1.0, torch.Generator())[0]
+        assert head.head is not None
+        seen = unroll.unrolled(head, embedding, batch, 3)
+        return loss.loss(seen, head.head.weight, batch, 0.8, 1.0, torch.Generator())[0]
 
     value().backward()
     generator = torch.Generator().manual_seed(5)
@@ -104,48 +106,3 @@ def test_gradients_agree_with_finite_differences() -> None:
             parameter += 1e-5 * way
         slope, wanted = float((parameter.grad * way).sum()), float(above - below) / 2e-5
         assert slope == pytest.approx(wanted, rel=1e-3, abs=1e-6), name
-
-
-def test_labels_are_the_targets_laws_one_token_further_at_each_step() -> None:
-    batch = tiny_batch(2, 9)
-    for step in range(3):
-        found = unroll.labels(batch, step)
-        assert found.rows.tolist() == [w * 9 + i for w in range(2) for i in range(9 - 1 - step)]
-        for row, ids in zip(found.rows.tolist(), found.ids, strict=True):
-            assert ids.tolist() == batch.ids[row // 9, row % 9 + 1 + step].tolist()
-
-
-def test_no_label_reaches_into_the_next_document() -> None:
-    batch = tiny_batch(1, 9)
-    batch.first[0, 4] = True
-    assert unroll.labels(batch, 0).rows.tolist() == [0, 1, 2, 4, 5, 6, 7]
-    assert unroll.labels(batch, 1).rows.tolist() == [0, 1, 4, 5, 6]
-    assert unroll.labels(batch, 2).rows.tolist() == [0, 4, 5]
-
-
-def test_a_head_that_always_names_the_next_token_scores_every_step() -> None:
-    """Its LM head reads an embedding that says what comes next; one that names the wrong id scores none."""
-    head, batch = tiny_head(), tiny_batch(1, 9)
-    vocab = torch.arange(DRAFT)
-    batch.tokens[0] = torch.arange(9)
-
-    class Says(torch.nn.Module):
-        def __init__(self, ahead: int) -> None:
-            super().__init__()
-            self.ahead, self.step = ahead, -1
-
-        def forward(self, x: Tensor) -> Tensor:
-            self.step += 1
-            said = torch.arange(len(x)) + 2 + self.step + self.ahead
-            return torch.nn.functional.one_hot(said % DRAFT, DRAFT).double()
-
-    embedding = torch.randn(VOCAB, H, dtype=torch.float64)
-    for ahead, chain in ((0, 3.0), (1, 0.0)):
-        head.head = Says(ahead)  # type: ignore[assignment]
-        found = unroll.score(head, embedding, vocab, batch, 3)
-        assert (found.rows, found.chain) == (5, chain)
-
-
-def test_scores_add_up_by_their_rows() -> None:
-    total = unroll.Score(1, 1.0, 2.0, 3.0) + unroll.Score(3, 2.0, 3.0, 4.0)
-    assert (total.rows, total.chain, total.tree, total.loss) == (4, 1.75, 2.75, 3.75)

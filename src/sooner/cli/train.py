@@ -58,9 +58,9 @@ def eagle(
     from sooner.model.load import load
     from sooner.train import curve
     from sooner.train import data as texts
-    from sooner.train.eagle import Recipe
     from sooner.train.eagle import train as run
     from sooner.train.loop import Plan
+    from sooner.train.recipe import Recipe
 
     curve.check()
     recipe = Recipe(vocab=vocab, window=window, batch=batch, unroll=unroll, share=share, seed=seed)

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -70,6 +70,11 @@ class History:
     tokens: int = 0
     seconds: float = 0.0
     entries: list[dict[str, float]] = field(default_factory=list)
+
+    def notes(self) -> dict[str, Any]:
+        """What a checkpoint says of its training."""
+        seconds = round(self.seconds)
+        return {"steps": self.step, "tokens": self.tokens, "seconds": seconds, "scores": self.entries[-1]}
 
 
 class Task(Protocol):
