@@ -17,6 +17,7 @@ from sooner.draft.translate import Foreign, TranslatingDrafter
 from sooner.errors import ConfigError, DraftError, unknown
 from sooner.heads import checkpoint as eagle_files
 from sooner.heads import medusa as medusa_files
+from sooner.model.linear import pack
 from sooner.model.protocol import Ends, Model, WithEnds
 
 
@@ -78,9 +79,11 @@ def _suffix(spec: Spec, target: Model, load: LoadModel) -> Drafter:
 def _medusa(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     ends = _ends(spec, target)
     heads = medusa_files.load(spec.argument or "", pickles=spec.pickles)
+    heads.check_target(ends.embedding.shape[1], target.vocab_size)
+    few = heads.ids is not None and not heads.own_lm_heads
     return MedusaDrafter(
         heads.to(ends.embedding.device, ends.embedding.dtype),
-        ends.project,
+        pack([ends.head()[heads.ids].to(ends.embedding.dtype)], [None]) if few else ends.project,
         layers=target.lanes.store.shape[0],
         hidden=ends.embedding.shape[1],
         vocab=target.vocab_size,

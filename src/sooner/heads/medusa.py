@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from safetensors import safe_open
+from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import silu
 
@@ -25,6 +26,7 @@ Project = Callable[[Tensor], Tensor]
 """States [n, h] -> logits [n, V]."""
 
 HEADS_ONLY, MERGED = "medusa_lm_head", "medusa_head."
+_MAP = "token_map"
 _MODEL, _INDEX = "model.safetensors", "model.safetensors.index.json"
 _OFFICIAL = re.compile(r"(?P<head>\d+)\.(?P<block>\d+)\.(?:linear\.)?(?P<part>weight|bias)")
 _BLOCKS = re.compile(r"blocks\.(?P<head>\d+)\.layers\.(?P<block>\d+)\.(?P<part>weight|bias)")
@@ -59,6 +61,8 @@ class Head:
 @dataclass(frozen=True, slots=True)
 class MedusaHeads:
     """Heads of one checkpoint, all of one shape. ids: int64, the target's id of each row of `out`; None = same.
+
+    With ids and no `out` the heads are read by those rows of the target's LM head alone.
 
     Raises ModelError for heads that differ in shape, or an LM head with the wrong number of rows.
     """
@@ -122,7 +126,8 @@ class MedusaHeads:
 def load(folder: str | Path, *, pickles: bool = False) -> MedusaHeads:
     """Read the heads in a folder.
 
-    medusa_lm_head.safetensors: `{i}.{j}.linear.weight`, `.bias`, and in v1 heads `{i}.{blocks}.weight`.
+    medusa_lm_head.safetensors: `{i}.{j}.linear.weight`, `.bias`, and in v1 heads `{i}.{blocks}.weight`. Ours may
+    have a `token_map` too, the ids that matter; whoever does not know it reads heads over all ids.
     a merged model: the same under `medusa_head.` in model.safetensors or its shards; the target's weights stay.
     model.safetensors with `blocks.{i}.layers.{j}.weight`, `lm_heads.{i}.weight` and perhaps `token_map`.
     pickles: also read .pt and .bin files, tensors only (weights_only=True).
@@ -139,10 +144,35 @@ def load(folder: str | Path, *, pickles: bool = False) -> MedusaHeads:
     return _blocks_layout(listed, settings) if foreign else _official_layout(listed, settings)
 
 
+def save(folder: str | Path, heads: MedusaHeads, *, notes: Mapping[str, Any]) -> None:
+    """Write heads without an LM head of their own in the official layout (v2). notes: go into config.json under
+    "sooner"."""
+    path = Path(folder)
+    tensors: dict[str, Tensor] = {} if heads.ids is None else {_MAP: heads.ids.to(torch.int32).cpu()}
+    for i, head in enumerate(heads.heads):
+        assert head.out is None
+        for j, block in enumerate(head.blocks):
+            tensors[f"{i}.{j}.linear.weight"] = block.weight.cpu().contiguous()
+            tensors[f"{i}.{j}.linear.bias"] = _known(block.bias).cpu().contiguous()
+    settings = {
+        "medusa_num_heads": len(heads.heads),
+        "medusa_num_layers": len(heads.heads[0].blocks),
+        "version": "2",
+        "base_model_name_or_path": notes.get("target", ""),
+        "sooner": dict(notes),
+    }
+    path.mkdir(parents=True, exist_ok=True)
+    save_file(tensors, path / "part.safetensors")
+    (path / "part.safetensors").replace(path / f"{HEADS_ONLY}.safetensors")
+    (path / "config.json").write_text(json.dumps(settings, indent=2) + "\n")
+
+
 def _official_layout(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> MedusaHeads:
     """`{i}.{j}.linear.*` are blocks; `{i}.{j}.weight` without `linear` is the LM head, behind the last block."""
     blocks: dict[int, dict[int, dict[str, Tensor]]] = {}
     outs: dict[int, tuple[int, Tensor]] = {}
+    tensors = dict(tensors)
+    ids = tensors.pop(_MAP, None)
     for name, tensor in tensors.items():
         found = _OFFICIAL.fullmatch(name)
         if found is None:
@@ -168,7 +198,7 @@ def _official_layout(tensors: Mapping[str, Tensor], settings: Mapping[str, Any])
         parts = tuple(Block(mine[j]["weight"], mine[j]["bias"]) for j in range(count))
         heads.append(Head(parts, outs[i][1] if i in outs else None))
     _same("medusa_num_layers", settings, len(heads[0].blocks) if heads else 0)
-    return MedusaHeads(tuple(heads))
+    return MedusaHeads(tuple(heads), _distinct(ids))
 
 
 def _blocks_layout(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -> MedusaHeads:
@@ -182,8 +212,8 @@ def _blocks_layout(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
             blocks.setdefault(int(block["head"]), {}).setdefault(int(block["block"]), {})[block["part"]] = tensor
         elif out:
             outs[int(out["head"])] = tensor
-        elif name == "token_map":
-            ids = tensor.to(torch.int64)
+        elif name == _MAP:
+            ids = _distinct(tensor)
         else:
             raise ModelError(f"tensor {name!r} is none that Medusa heads have.")
     biased = bool(settings.get("medusa_fc_bias", False))
@@ -198,8 +228,6 @@ def _blocks_layout(tensors: Mapping[str, Tensor], settings: Mapping[str, Any]) -
         heads.append(Head(parts, outs.get(0 if settings.get("original_lm_head") else i)))
     _same("num_hidden_layers", settings, len(heads[0].blocks) if heads else 0)
     _same("num_heads", settings, len(heads))
-    if ids is not None and len(set(ids.tolist())) != len(ids):
-        raise ModelError("the token map names an id twice.")
     if (ids is not None) and not outs:
         raise ModelError("a token map needs LM heads of its own.")
     return MedusaHeads(tuple(heads), ids)
@@ -245,6 +273,17 @@ def _settings(path: Path) -> Mapping[str, Any]:
         return {}
     read: Mapping[str, Any] = json.loads((path / "config.json").read_text())
     return read
+
+
+def _distinct(ids: Tensor | None) -> Tensor | None:
+    """The token map as int64. Raises ModelError where it cannot be one."""
+    if ids is None:
+        return None
+    if ids.dim() != 1 or ids.is_floating_point() or not len(ids) or int(ids.min()) < 0:
+        raise ModelError("the token map must be a list of ids, whole numbers from 0 on.")
+    if len(set(ids.tolist())) != len(ids):
+        raise ModelError("the token map names an id twice.")
+    return ids.to(torch.int64)
 
 
 def _stripped(name: str) -> str:
