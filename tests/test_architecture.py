@@ -52,7 +52,7 @@ TABLE: dict[str, set[str]] = {
         "model.protocol",
         "core",
     },
-    "cli": {"cli", "measure", "train", "llm", "draft.table", "model.load", "model.pull"},
+    "cli": {"cli", "measure", "train", "llm", "draft.table", "model.load", "model.pull", "model.protocol"},
     "integrations": {
         "integrations",
         "llm",

@@ -1,11 +1,13 @@
-"""`sooner train eagle`: from a text file to a head, and what is told to whoever leaves something out."""
+"""`sooner train`: from text to a drafter, and what is told to whoever leaves something out."""
 
 from __future__ import annotations
 
 import json
 from pathlib import Path
 
-from sooner.heads import checkpoint
+import pytest
+
+from sooner.heads import checkpoint, medusa
 from tests.cli.conftest import Sooner
 from tests.tiny import make_tiny
 
@@ -23,6 +25,22 @@ def test_text_becomes_a_head(sooner: Sooner, tmp_path: Path) -> None:
     assert "128 tokens in" in ended.out
     assert "tokens a step" in ended.out
     assert checkpoint.load(out).head.config.draft_vocab == 32
+
+
+def test_a_model_writes_what_its_medusa_heads_learn_from(
+    sooner: Sooner, tiny: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sooner.train.text.AT_ONCE", 8)
+    ended = sooner(
+        "train", "medusa", "--model", tiny, "--self-generate", 900, "--heads", 2, "--out", tmp_path, *SMALL
+    )
+    assert ended.status == 0, ended.err
+    assert "128 tokens in" in ended.out
+    assert len(medusa.load(tmp_path).heads) == 2
+    drafted = sooner(
+        "generate", "the end", "--model", tiny, "--draft", f"medusa:{tmp_path}", "--dtype", "float32", "--json"
+    )
+    assert drafted.status == 0, drafted.err
 
 
 def test_missing_text_is_named(sooner: Sooner, tiny: Path, tmp_path: Path) -> None:

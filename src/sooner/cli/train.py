@@ -1,26 +1,24 @@
-"""`sooner train`: makes drafters for a target. Shows progress; knows nothing of how they are made."""
+"""`sooner train`: makes drafters for a target. Knows nothing of how they are made."""
 
 from __future__ import annotations
 
-import math
-import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sooner.cli import progress
 from sooner.cli.options import Device, Dtype, Model
 from sooner.cli.pull import pull_first
 from sooner.errors import ConfigError
 from sooner.model.pull import DEFAULT_MODEL
 
 if TYPE_CHECKING:
-    from rich.progress import TaskID
-
-    from sooner.train.loop import Progress
+    from sooner.model.load import Loaded
+    from sooner.model.protocol import Ends
+    from sooner.train.features import Document
+    from sooner.train.loop import History
 
 train = typer.Typer(help="Make drafters for a model, from text the model itself writes.", no_args_is_help=True)
 
@@ -28,7 +26,19 @@ Data = Annotated[
     list[Path] | None,
     typer.Option(help="Text to train on: folders of shards, .jsonl or .txt files. May be given again."),
 ]
+SelfGenerate = Annotated[
+    int,
+    typer.Option(metavar="N", help="Let the model write until N tokens are there (kept under OUT/text)."),
+]
 Out = Annotated[Path, typer.Option(help="Folder for the result; a run that was killed goes on there.")]
+Steps = Annotated[int, typer.Option(metavar="N", help="Batches to train on.")]
+Rate = Annotated[float, typer.Option(metavar="R", help="Highest learning rate.")]
+Vocab = Annotated[int, typer.Option(metavar="N", help="Ids that are guessed, the most frequent of the text.")]
+Window = Annotated[int, typer.Option(metavar="N", help="Tokens of one sequence.")]
+Batch = Annotated[int, typer.Option(metavar="N", help="Sequences of one batch.")]
+Share = Annotated[float, typer.Option(metavar="F", help="Part of the positions whose loss is taken.")]
+Every = Annotated[int, typer.Option(metavar="N", help="Batches between scores on held-out text.")]
+Seed = Annotated[int, typer.Option(help="Of the text written, the first weights, the order of the text.")]
 
 
 @train.command()
@@ -36,17 +46,16 @@ def eagle(
     out: Out,
     model: Model = DEFAULT_MODEL,
     data: Data = None,
-    steps: Annotated[int, typer.Option(metavar="N", help="Batches to train on.")] = 8000,
-    rate: Annotated[float, typer.Option(metavar="R", help="Highest learning rate.")] = 1.5e-3,
-    vocab: Annotated[
-        int, typer.Option(metavar="N", help="Ids of the head's own LM head, the most frequent.")
-    ] = 8192,
-    window: Annotated[int, typer.Option(metavar="N", help="Tokens of one sequence.")] = 512,
-    batch: Annotated[int, typer.Option(metavar="N", help="Sequences of one batch.")] = 2,
+    self_generate: SelfGenerate = 0,
+    steps: Steps = 8000,
+    rate: Rate = 1.5e-3,
+    vocab: Vocab = 8192,
+    window: Window = 512,
+    batch: Batch = 2,
     unroll: Annotated[int, typer.Option(metavar="N", help="Steps of training-time test.")] = 3,
-    share: Annotated[float, typer.Option(metavar="F", help="Part of the positions whose loss is taken.")] = 0.25,
-    every: Annotated[int, typer.Option(metavar="N", help="Batches between scores on held-out text.")] = 250,
-    seed: Annotated[int, typer.Option(help="Of the first weights and the order of the text.")] = 0,
+    share: Share = 0.25,
+    every: Every = 250,
+    seed: Seed = 0,
     dtype: Dtype = "auto",
     device: Device = "auto",
 ) -> None:
@@ -55,9 +64,7 @@ def eagle(
     The target's features are stored under OUT/features first (about 3.7 KB a token for the default model),
     then the head is trained on them. Killed at any time, the same command goes on, less than a minute back.
     """
-    from sooner.model.load import load
     from sooner.train import curve
-    from sooner.train import data as texts
     from sooner.train.eagle import train as run
     from sooner.train.loop import Plan
     from sooner.train.recipe import Recipe
@@ -65,29 +72,57 @@ def eagle(
     curve.check()
     recipe = Recipe(vocab=vocab, window=window, batch=batch, unroll=unroll, share=share, seed=seed)
     plan = Plan(steps, rate, every=every)
-    if not data:
-        raise ConfigError("data is missing: give --data with text of the model's own.")
-    pull_first(model)
-    loaded = load(model, dtype=dtype, device=device)
-    ends = getattr(loaded.model, "ends", None)
-    if ends is None:
-        raise ConfigError(f"{model} does not hand over its embedding, so no head can be trained for it.")
-    longest = min(loaded.model.context_limit or 4096, 4096)
-    documents = texts.read(data, loaded.encode, vocab=loaded.model.vocab_size, longest=longest)
-    out.mkdir(parents=True, exist_ok=True)
-    with _bar() as report:
-        history = run(loaded.model, ends(), loaded.name, documents, out, recipe, plan, report)
-    last = history.entries[-1]
-    typer.echo(f"{out}: {history.tokens:,} tokens in {history.seconds / 60:.1f} min, {_figures(last)}")
+    loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
+    with progress.training() as report:
+        history = run(loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report)
+    _tell(out, history)
+
+
+@train.command()
+def medusa(
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    data: Data = None,
+    self_generate: SelfGenerate = 0,
+    steps: Steps = 4000,
+    rate: Rate = 2e-3,
+    heads: Annotated[int, typer.Option(metavar="N", help="Heads; each guesses one token further.")] = 4,
+    blocks: Annotated[int, typer.Option(metavar="N", help="Blocks of a head.")] = 1,
+    vocab: Vocab = 8192,
+    window: Window = 512,
+    batch: Batch = 4,
+    share: Share = 0.25,
+    every: Every = 250,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Train Medusa heads that share the target's LM head. Draft with them by `--draft medusa:OUT`.
+
+    The target's last states are stored under OUT/features first (about 1.4 KB a token for the default model),
+    then the heads are trained on them. Killed at any time, the same command goes on, less than a minute back.
+    """
+    from sooner.train import curve
+    from sooner.train.loop import Plan
+    from sooner.train.medusa import train as run
+    from sooner.train.recipe import Recipe
+
+    curve.check()
+    recipe = Recipe(vocab=vocab, window=window, batch=batch, unroll=heads, share=share, seed=seed)
+    plan = Plan(steps, rate, every=every)
+    loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
+    with progress.training() as report:
+        history = run(
+            loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report, blocks=blocks
+        )
+    _tell(out, history)
 
 
 @train.command()
 def table(
     out: Out,
     model: Model = DEFAULT_MODEL,
-    self_generate: Annotated[
-        int, typer.Option(metavar="N", help="Let the model write until N tokens are there (kept under OUT/text).")
-    ] = 0,
+    self_generate: SelfGenerate = 0,
     data: Annotated[
         list[Path] | None, typer.Option(help="A folder of shards to count as well. May be given again.")
     ] = None,
@@ -101,27 +136,16 @@ def table(
     more pay), then the table is counted, a few MB. Killed at any time, the same command goes on.
     """
     from sooner.draft.table import save
-    from sooner.llm import LLM
-    from sooner.model.load import fingerprint, load
-    from sooner.train import shards, text
+    from sooner.model.load import fingerprint
+    from sooner.train import shards
     from sooner.train.table import make
 
-    if self_generate < 0:
-        raise ConfigError(f"--self-generate must be at least 0, got {self_generate}.")
-    pull_first(model)
-    loaded = load(model, dtype=dtype, device=device)
-    own = out / "text"
-    own.mkdir(parents=True, exist_ok=True)
-    if self_generate:
-        recorder = text.Recorder()
-        llm = LLM(loaded, recorder, k=0, config=text.engine_config())
-        with _steps("writing", self_generate, "tokens") as report:
-            text.write(llm, recorder, own, self_generate, seed=seed, progress=report)
-    paths = [path for folder in (own, *(data or ())) for path in shards.paths(folder)]
+    loaded = _loaded(model, out, self_generate, seed, dtype, device)
+    paths = [path for folder in (out / "text", *(data or ())) for path in shards.paths(folder)]
     if not paths:
         raise ConfigError("data is missing: give --self-generate N, or --data with a folder of shards.")
     about = {"model": loaded.name, "fingerprint": fingerprint(loaded), "seed": seed}
-    with _steps("counting", len(paths), "shards") as report:
+    with progress.steps("counting", len(paths), "shards") as report:
         made, score = make(paths, loaded.model.vocab_size, about, report)
     save(made, out / "table.safetensors")
     size = (out / "table.safetensors").stat().st_size / 1e6
@@ -131,64 +155,50 @@ def table(
     )
 
 
-@contextmanager
-def _steps(what: str, total: int, unit: str) -> Iterator[Callable[[int, int], None]]:
-    """A progress bar on stderr that is told (done, done in this run) and shows how many a second."""
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+def _loaded(model: str, out: Path, self_generate: int, seed: int, dtype: str, device: str) -> Loaded:
+    """The target, after it has written what it was asked to."""
+    from sooner.model.load import load
 
-    columns = (
-        TextColumn("{task.description:<8}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
-    began = time.perf_counter()
-    with Progress(*columns, console=Console(file=sys.stderr)) as bar:
-        task = bar.add_task(what, total=total, said="")
+    if self_generate < 0:
+        raise ConfigError(f"--self-generate must be at least 0, got {self_generate}.")
+    pull_first(model)
+    loaded = load(model, dtype=dtype, device=device)
+    out.mkdir(parents=True, exist_ok=True)
+    if self_generate:
+        from sooner.llm import LLM
+        from sooner.train import text
 
-        def report(done: int, fresh: int) -> None:
-            rate = fresh / max(time.perf_counter() - began, 1e-9)
-            bar.update(task, completed=min(done, total), said=f"{rate:,.0f} {unit}/s")
-
-        yield report
+        recorder = text.Recorder()
+        llm = LLM(loaded, recorder, k=0, config=text.engine_config())
+        with progress.steps("writing", self_generate, "tokens") as report:
+            text.write(llm, recorder, out / "text", self_generate, seed=seed, progress=report)
+    return loaded
 
 
-@contextmanager
-def _bar() -> Iterator[Callable[[str, Progress], None]]:
-    """A progress bar on stderr: tokens a second, loss, and the scores of held-out text."""
-    from rich.console import Console
-    from rich.progress import BarColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+def _ready(
+    model: str, out: Path, data: list[Path] | None, self_generate: int, seed: int, dtype: str, device: str
+) -> tuple[Loaded, list[Document]]:
+    """The target and all text to train on: its own under OUT/text, and --data."""
+    from sooner.train import data as texts
 
-    columns = (
-        TextColumn("{task.description:<8}"),
-        BarColumn(bar_width=20),
-        TextColumn("{task.completed:,.0f}/{task.total:,.0f}"),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-        TextColumn("{task.fields[said]}"),
-    )
-    tasks: dict[str, TaskID] = {}
-    with Bar(*columns, console=Console(file=sys.stderr)) as bar:
-
-        def report(stage: str, now: Progress) -> None:
-            if stage not in tasks:
-                tasks[stage] = bar.add_task(stage, total=now.steps, said="")
-            said = f"{now.tokens_per_s:,.0f} tok/s"
-            if not math.isnan(now.loss):
-                said += f", loss {now.loss:.3f}"
-            bar.update(tasks[stage], completed=now.step, said=f"{said}, {_figures(now.scores)}".rstrip(", "))
-
-        yield report
+    if not data and not self_generate:
+        raise ConfigError("data is missing: give --self-generate N, or --data with text of the model's own.")
+    loaded = _loaded(model, out, self_generate, seed, dtype, device)
+    own = [out / "text"] if self_generate else []
+    longest = min(loaded.model.context_limit or 4096, 4096)
+    encode: Callable[[str], list[int]] = loaded.encode
+    documents = texts.read([*own, *(data or ())], encode, vocab=loaded.model.vocab_size, longest=longest)
+    return loaded, documents
 
 
-def _figures(scores: Mapping[str, float]) -> str:
-    """Scores on held-out text, in words."""
-    if not scores:
-        return ""
-    return (
-        f"held out: loss {scores['held_out_loss']:.3f}, "
-        f"tokens a step {scores['chain']:.2f} (chain of 3), {scores['tree']:.2f} (4 wide)"
-    )
+def _ends(loaded: Loaded) -> Ends:
+    from sooner.model.protocol import WithEnds
+
+    if not isinstance(loaded.model, WithEnds):
+        raise ConfigError(f"{loaded.name} does not hand over its embedding, so no head can be trained for it.")
+    return loaded.model.ends()
+
+
+def _tell(out: Path, history: History) -> None:
+    said = progress.figures(history.entries[-1])
+    typer.echo(f"{out}: {history.tokens:,} tokens in {history.seconds / 60:.1f} min, {said}")
