@@ -43,6 +43,30 @@ def test_a_model_writes_what_its_medusa_heads_learn_from(
     assert drafted.status == 0, drafted.err
 
 
+def test_layers_of_a_model_become_a_draft_model(sooner: Sooner, tmp_path: Path) -> None:
+    model = make_tiny(tmp_path / "model", seed=1, layers=4)
+    text, out = tmp_path / "text.jsonl", tmp_path / "draft"
+    text.write_text('{"text": "the same text, sooner. the end of the text ends the text."}\n' * 20)
+    small = [option for i in range(0, len(SMALL), 2) if SMALL[i] != "--vocab" for option in SMALL[i : i + 2]]
+    ended = sooner("train", "draft", "--model", model, "--data", text, "--layers", 2, "--out", out, *small)
+    assert ended.status == 0, ended.err
+    drafted = sooner(
+        "generate",
+        "the end",
+        "--model",
+        model,
+        "--draft",
+        f"model:{out}",
+        "--dtype",
+        "float32",
+        "--k",
+        2,
+        "--json",
+    )
+    assert drafted.status == 0, drafted.err
+    assert json.loads(drafted.out)["stats"]["drafted"] > 0
+
+
 def test_missing_text_is_named(sooner: Sooner, tiny: Path, tmp_path: Path) -> None:
     missing = sooner("train", "eagle", "--model", tiny, "--out", tmp_path / "x")
     assert missing.complaint.startswith("data is missing")

@@ -119,6 +119,45 @@ def medusa(
 
 
 @train.command()
+def draft(
+    out: Out,
+    model: Model = DEFAULT_MODEL,
+    data: Data = None,
+    self_generate: SelfGenerate = 0,
+    layers: Annotated[int, typer.Option(metavar="N", help="Layers that stay, at even distances.")] = 4,
+    steps: Steps = 4000,
+    rate: Rate = 5e-4,
+    window: Window = 512,
+    batch: Batch = 2,
+    share: Share = 0.25,
+    every: Every = 250,
+    seed: Seed = 0,
+    dtype: Dtype = "auto",
+    device: Device = "auto",
+) -> None:
+    """Train a draft model: some of the target's layers, taught to say what it says. Draft by `--draft model:OUT`.
+
+    The target's law at every token is stored under OUT/features first (200 bytes a token), then the layers are
+    trained; embedding and LM head stay. OUT is an ordinary transformers folder. Killed at any time, the same
+    command goes on, less than a minute back.
+    """
+    from sooner.train import curve
+    from sooner.train.draft import train as run
+    from sooner.train.loop import Plan
+    from sooner.train.recipe import Recipe
+
+    curve.check()
+    recipe = Recipe(window=window, batch=batch, share=share, seed=seed)
+    plan = Plan(steps, rate, every=every)
+    loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
+    with progress.training() as report:
+        history = run(
+            loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report, layers=layers
+        )
+    _tell(out, history)
+
+
+@train.command()
 def table(
     out: Out,
     model: Model = DEFAULT_MODEL,
