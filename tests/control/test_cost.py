@@ -8,7 +8,7 @@ from random import Random
 
 import pytest
 
-from sooner.control.cost import Asked, DraftCost, Load, PassCost
+from sooner.control.cost import KNOTS, Asked, DraftCost, Load, PassCost
 from sooner.errors import ConfigError
 from tests.control.machine import Machine
 
@@ -61,12 +61,44 @@ def test_a_clock_that_lies_teaches_nothing(seconds: float) -> None:
     assert [cost.seconds(load) for load in LOADS] == before
 
 
+def tiles(load: Load) -> float:
+    """A machine that computes eight rows in the time of two, and begins anew with the ninth."""
+    return 0.006 + 0.001 * (load.rows > 1) + 0.004 * ((load.rows - 1) // 8) + 0.0001 * load.requests
+
+
+def test_costs_that_rise_in_steps_are_learnt_as_steps() -> None:
+    random, cost = Random(0), PassCost()
+    for _ in range(300):
+        load = Load(random.choice((1, 2, 3, 5, 6, 8, 9, 12, 16)), 1, 300)
+        cost.observe(load, tiles(load) * math.exp(random.gauss(0, 0.06)))
+    further = cost.further(Load(1, 1, 300), 11)
+    assert further[0] == pytest.approx(0.001, abs=0.0004)
+    assert sum(further[1:7]) < 0.0006
+    assert further[7] == pytest.approx(0.004, abs=0.0012)
+
+
+def test_slow_minutes_do_not_make_the_rows_look_dear_that_ran_in_them() -> None:
+    """Half the passes run at two thirds of the speed, and those with five rows mostly then."""
+    random, cost = Random(0), PassCost()
+    for turn in range(400):
+        slow = turn // 50 % 2
+        load = Load(5 if random.random() < (0.9 if slow else 0.1) else 1, 1, 300)
+        cost.observe(load, tiles(load) * (1.5 if slow else 1.0) * math.exp(random.gauss(0, 0.06)))
+    assert sum(cost.further(Load(1, 1, 300), 4)) < 0.25 * cost.seconds(Load(1, 1, 300))
+
+
+def test_further_rows_cost_what_whole_passes_differ_by() -> None:
+    cost, load = learnt(), Load(4, 4, 1200)
+    whole = cost.seconds(Load(9, 4, 1200)) - cost.seconds(load)
+    assert sum(cost.further(load, 5)) == pytest.approx(whole, rel=0.05)
+
+
 def test_costs_are_never_negative() -> None:
     random, cost = Random(1), PassCost()
     for _ in range(500):
         load = Load(random.randint(1, 600), random.randint(1, 32), random.randint(1, 9000))
         cost.observe(load, random.expovariate(1 / 0.03))
-        assert all(slope >= 0 for _, slope in cost.slopes())
+        assert all(row >= 0 for row in cost.further(load, 40))
         assert cost.seconds(load) >= 0
 
 
@@ -86,7 +118,13 @@ def test_saved_costs_of_a_faster_day_are_corrected_soon() -> None:
 
 @pytest.mark.parametrize(
     "saved",
-    [None, [], {}, {"knots": [1]}, {"knots": list((0, 4, 8, 16, 32, 64, 128, 512)), "mean": [1.0]}],
+    [
+        None,
+        [],
+        {},
+        {"knots": [1]},
+        {"knots": list(KNOTS), "scale": [1.0], "mean": [1.0]},
+    ],
     ids=["nothing", "list", "empty", "other knots", "too short"],
 )
 def test_a_file_that_is_something_else_is_refused(saved: object) -> None:

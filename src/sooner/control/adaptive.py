@@ -9,20 +9,23 @@ now and then, and what it would have guessed is compared with the text that came
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from itertools import islice, pairwise, repeat
 
 from sooner.config import Budget
 from sooner.control.belief import Beliefs
 from sooner.control.cost import Asked, DraftCost, Load, PassCost
 from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.protocol import Guess, Note, StepRecord, Tried, View
+from sooner.control.shapes import Shapes, levels
 from sooner.params import Speculation
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
-_CHEAP = 0.02  # drafting for all below this share of a pass needs no choice of depth
-_FIRST_DEPTH, _MEASURED = 2, 3  # depth of the first drafts; calls after which the cost of drafting is known
+_CHEAP = 0.15  # drafting for all below this share of a pass needs no choice of depth
+_ROOMY, _SPARE = 1.5, 3  # nodes asked for: so many times what was kept lately, and some more
+_FORGET = 0.93  # of what was kept lately, a step
+_FIRST_NODES = 4
+_MEASURED = 3  # calls after which the cost of drafting is known
 _DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there are but few to choose for
 _EXPLORE = 0.01  # share of the time that may go into asking where it does not seem to pay
 _PAUSE = 6  # steps that a request is left alone between two such questions
@@ -33,18 +36,20 @@ _NEGLIGIBLE = 0.02  # chances that are not looked at
 _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
 _PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
 _PLAIN_FIRST = 4  # of those without, before it is known what they cost; every tenth until then
-_CLEAR = 1.5
-_MARGIN = 1.06  # by which a node has to be worth more than its row: of many, those look best that are overrated
+_CLEAR = 1.2
+_MARGIN = 1.03  # by which a node has to be worth more than its row: of many, those look best that are overrated
 _FADE = 0.93  # of the speed-up seen, a step
 _SLOW, _FAST = 0.12, 0.5  # how fast the worth of asking falls and rises
 
 
 @dataclass(slots=True)
 class _State:
-    """What is kept for one request. worth: tokens an answer brought, what its rows cost taken off."""
+    """What is kept for one request. worth: tokens an answer brought, what its rows cost taken off; wanted: nodes
+    of it that were kept lately, at most."""
 
     asked: Speculation = "auto"
     worth: float | None = None
+    wanted: float = float(_FIRST_NODES)
     idle: int = 0  # steps since it was asked
     ever: bool = False
     offered: int = 0
@@ -87,13 +92,12 @@ class AdaptiveController:
         self._states: dict[str, _State] = {}
         self._now: _Now | None = None
         self._gain = 1.0  # speed-up over plain decoding, fading
-        self._nodes: dict[int, float] = {}  # nodes offered at a depth that was asked for, fading mean
-        self._reach: dict[int, float] = {}  # how often that depth was reached
-        self._shapes: dict[int, int] = {}
+        self.shapes = Shapes(limit.depth)
         self._since_draft = self._since_plain = 0
         # Seconds to spend on questions, and to be earned by right answers; what a question costs.
         self._credit = self._bonus = self._question = 0.0
         self._turn = self._passes = 0
+        self._cheap = True  # drafting for all takes so little that it needs no choice of depth
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
 
     # Before drafting.
@@ -130,15 +134,18 @@ class AdaptiveController:
             return NOTHING
         if view.speculation != "auto":
             return wished(view, self.limit)
-        return Budget(asked[view.request_id], self.limit.width, self.limit.nodes)
+        nodes = self.limit.nodes
+        if self._cheap:  # what has a price of its own has its depth chosen by it
+            nodes = min(nodes, int(_ROOMY * self._state(view.request_id).wanted) + _SPARE)
+        return Budget(asked[view.request_id], self.limit.width, nodes)
 
     def _choose(self, free: Sequence[View], now: _Now) -> dict[str, int]:
         """Whom to ask, and how deep."""
-        # What a drafter costs is not known at first, and may be a lot: begin with short drafts.
-        deepest = self.limit.depth if self.costs.drafts.seen >= _MEASURED else min(_FIRST_DEPTH, self.limit.depth)
-        every = self.costs.drafts.seconds(Asked(len(free), self._expected_depth(deepest)))
+        every = self.costs.drafts.seconds(Asked(len(free), self.shapes.usual))
         plain = now.decode_s
-        if every <= _CHEAP * plain or self.costs.drafts.seen < _MEASURED:
+        self._cheap = every <= _CHEAP * plain or self.costs.drafts.seen < _MEASURED
+        deepest = self.shapes.safe
+        if self._cheap:
             chosen = {view.request_id: deepest for view in free if self._pays(view, every / len(free), now)}
         else:
             names = [view.request_id for view in free]
@@ -147,17 +154,17 @@ class AdaptiveController:
             chosen = dict(self._decided[1])
         self._credit = min(self._credit + _EXPLORE * plain, plain)
         self._bonus = min(self._bonus + _EXPLORE * plain, plain)
-        depth = deepest if every <= _CHEAP * plain else min(_PROBE_DEPTH, deepest)
-        self._explore([view for view in free if view.request_id not in chosen], chosen, depth)
+        depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
+        each = self.costs.drafts.seconds(Asked(1, min(self.shapes.usual, depth)))
+        self._explore([view for view in free if view.request_id not in chosen], chosen, depth, each)
         return chosen
 
     def _pays(self, view: View, seconds: float, now: _Now) -> bool:
         worth = self._state(view.request_id).worth
         return worth is None or worth > seconds * now.price
 
-    def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int) -> None:
-        """Ask some that are not worth asking as far as we know, the longest unasked first."""
-        each = self.costs.drafts.seconds(Asked(1, self._expected_depth(depth)))
+    def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int, each: float) -> None:
+        """Ask some that seem not worth asking, the longest unasked first. each: seconds that takes."""
         for view in sorted(rest, key=lambda v: -self._state(v.request_id).idle):
             if self._credit < each or self._state(view.request_id).idle < _PAUSE:
                 return
@@ -168,29 +175,17 @@ class AdaptiveController:
         """For a drafter that costs: the depth and the share of the requests with the best rate, {} for none."""
         levels = {view.request_id: self.beliefs.levels(view.request_id, self.limit.depth) for view in free}
         order = sorted(levels, key=lambda name: -sum(levels[name]))
-        best, chosen = now.rate, {}
+        best, chosen = now.rate * _MARGIN, {}
         for depth in sorted({d for d in DEPTHS if d < self.limit.depth} | {self.limit.depth}):
-            fill = self._fill(depth)
-            rows = sum(self._nodes.get(d, reached) for d, reached in enumerate(fill, 1))
+            fill, rows = self.shapes.fill(depth), self.shapes.nodes(depth)
             worth = [sum(a * b for a, b in zip(levels[name], fill, strict=False)) for name in order]
             for count in sorted({-(-len(order) // 4), -(-len(order) // 2), len(order)}):
                 load = Load(now.ready + round(count * rows), now.decode.requests, now.decode.context)
-                drafting = self.costs.drafts.seconds(Asked(count, self._expected_depth(depth)))
+                drafting = self.costs.drafts.seconds(Asked(count, sum(fill)))
                 rate = (now.ready + sum(worth[:count])) / (self.costs.passes.seconds(load) + drafting)
                 if rate > best:
                     best, chosen = rate, dict.fromkeys(order[:count], depth)
         return chosen
-
-    def _expected_depth(self, depth: int) -> float:
-        return sum(self._fill(depth))
-
-    def _fill(self, depth: int) -> list[float]:
-        """How often an answer reaches depth 1, 2, ...; a depth not seen is reached as often as the one above."""
-        found, above = [], 1.0
-        for d in range(1, depth + 1):
-            above = min(self._reach.get(d, above), above)
-            found.append(above)
-        return found
 
     # After drafting.
 
@@ -206,10 +201,11 @@ class AdaptiveController:
         fixed = sum(len(guess) for i, guess in enumerate(guesses) if views[i].speculation != "auto")
         count, price = self._count([-v for v, _, _ in nodes], now, fixed)
         count = self._probe(count, nodes, drawn=any(guess.drawn for guess in guesses))
-        self._reckon(views, guesses, nodes, count, now, price)
         kept: dict[int, list[int]] = {i: [] for i in free}
         for _, i, node in nodes[:count]:
             kept[i].append(node)
+        self._reckon(views, nodes[:count], now, price)
+        self._remember(views, guesses, kept, now)
         return [tuple(sorted(kept[i])) if i in kept else None for i in range(len(views))]
 
     def _count(self, values: Sequence[float], now: _Now, fixed: int) -> tuple[int, float]:
@@ -219,9 +215,9 @@ class AdaptiveController:
         """
         if not values or not now.ready:
             return 0, now.price
-        slopes = self.costs.passes.slopes()
-        costs = list(islice(_marginal(slopes, now.load.rows + fixed), len(values)))
-        alone = costs if now.load.rows == now.ready else _marginal(slopes, now.ready + fixed)
+        passes = self.costs.passes
+        costs = passes.further(_more(now.load, fixed), len(values))
+        alone = costs if now.load == now.decode else passes.further(_more(now.decode, fixed), len(values))
         price = max(min(now.price, _best_ratio(values, alone, now.ready, now.decode_s)), now.rate)
         best, count, gain = 0.0, 0, 0.0
         for n, (value, cost) in enumerate(zip(values, costs, strict=True), 1):
@@ -238,53 +234,46 @@ class AdaptiveController:
             self._since_draft += 1
             if self._since_draft < (_DRAWN_EVERY if drawn else _DRAFT_EVERY):
                 return 0
+            self._since_draft = 0
             return min(3, len(nodes))
         self._since_plain += 1
-        every = _PLAIN_EVERY * (1 if self._gain < _CLEAR else 4) if self.costs.passes.plain >= _PLAIN_FIRST else 10
-        return 0 if self._since_plain >= every else count
+        known = self.costs.passes.plain >= _PLAIN_FIRST
+        if self._since_plain < (10 if not known else _PLAIN_EVERY * (1 if self._gain < _CLEAR else 4)):
+            return count
+        self._since_plain = 0
+        return 0
 
     def _reckon(
-        self,
-        views: Sequence[View],
-        guesses: Sequence[Guess],
-        nodes: Sequence[tuple[float, int, int]],
-        count: int,
-        now: _Now,
-        price: float,
+        self, views: Sequence[View], taken: Sequence[tuple[float, int, int]], now: _Now, price: float
     ) -> None:
-        """What asking each request was worth, and how drafts are shaped."""
-        slopes = self.costs.passes.slopes()
-        rows = sum(islice(_marginal(slopes, now.load.rows), count))
-        toll = price * rows / count if count else 0.0
+        """What asking each request was worth."""
+        toll = price * sum(self.costs.passes.further(now.load, len(taken))) / len(taken) if taken else 0.0
         worth = dict.fromkeys(now.asked, 0.0)
-        for value, i, _ in nodes[:count]:
+        for value, i, _ in taken:
             name = views[i].request_id
             if name in worth:
                 worth[name] += -value - toll
-        for view, guess in zip(views, guesses, strict=True):
-            if view.request_id in worth:
-                state = self._state(view.request_id)
-                new, old = worth[view.request_id], state.worth or 0.0
-                state.worth = new if state.worth is None else old + (_FAST if new > old else _SLOW) * (new - old)
-                state.offered += len(guess) > 0
-        self._turn += 1
-        shapes = [g for v, g in zip(views, guesses, strict=True) if v.request_id in worth]
-        if shapes and self._turn > _WELL_KNOWN:  # one a step is enough then
-            shapes = [shapes[self._turn % len(shapes)]]
-        for guess in shapes:
-            self._shape(guess, now.depth)
+        for name, new in worth.items():
+            state = self._state(name)
+            old = state.worth or 0.0
+            state.worth = new if state.worth is None else old + (_FAST if new > old else _SLOW) * (new - old)
 
-    def _shape(self, guess: Guess, asked: int) -> None:
-        found: dict[int, int] = {}
-        depths: list[int] = []
-        for parent in guess.parents:
-            depths.append(1 if parent < 0 else depths[parent] + 1)
-            found[depths[-1]] = found.get(depths[-1], 0) + 1
-        for depth in range(1, asked + 1):
-            seen_before = self._shapes[depth] = self._shapes.get(depth, 0) + 1
-            weight = max(0.04, 1 / (1 + seen_before))
-            for table, seen in ((self._nodes, found.get(depth, 0)), (self._reach, float(depth in found))):
-                table[depth] = table.get(depth, 1.0) * (1 - weight) + weight * seen
+    def _remember(
+        self, views: Sequence[View], guesses: Sequence[Guess], kept: dict[int, list[int]], now: _Now
+    ) -> None:
+        """How many nodes of an answer are worth a row, and how answers are shaped."""
+        self._turn += 1
+        asked = set(now.asked)
+        answers = [i for i in kept if views[i].request_id in asked]
+        for i in answers:
+            if len(guesses[i]):
+                state = self._state(views[i].request_id)
+                state.offered += 1
+                state.wanted = max(float(len(kept[i])), _FORGET * state.wanted)
+        if answers and self._turn > _WELL_KNOWN:  # one at times is enough then
+            answers = [] if self._turn % 4 else [answers[self._turn // 4 % len(answers)]]
+        for i in answers:
+            self.shapes.add(guesses[i], kept[i], now.depth)
 
     # After the pass.
 
@@ -293,16 +282,16 @@ class AdaptiveController:
         if now is None:
             return
         load = Load(record.rows, record.requests, record.context or now.load.context)
-        spent = record.step_s - record.draft_s
+        spent = record.step_s - record.draft_s  # what else a step takes is a matter of its rows and requests too
         drafted = any(tried.kept for tried in record.tried)
         self._since_draft = 0 if drafted else self._since_draft
         self._since_plain = self._since_plain if drafted else 0
         self._passes += 1
-        if self.costs.passes.seen < _WELL_KNOWN or self._passes % 2:  # half of them are enough then
-            self.costs.passes.observe(load, spent)
-        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or self._passes % 2 == 0):
-            reached = max((_deepest(tried.guess) for tried in record.tried), default=0)
+        self.costs.passes.observe(load, spent)
+        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or self._passes % 4 == 0):
+            reached = max((max(levels(tried.guess), default=0) for tried in record.tried), default=0)
             self.costs.drafts.observe(Asked(len(now.asked), reached), record.draft_s)
+            self.shapes.tried(now.depth, reached, record.draft_s <= _CHEAP * now.decode_s)
         total = spent + record.draft_s
         if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
             gain = record.emitted * now.plain_s / (now.ready * total)
@@ -344,12 +333,8 @@ class AdaptiveController:
         return found
 
 
-def _marginal(slopes: Sequence[tuple[int, float]], rows: int) -> Iterator[float]:
-    """Seconds of each further row of a pass of `rows` rows, without end."""
-    for (_, slope), (until, _) in pairwise(slopes):
-        yield from repeat(slope, max(until - rows, 0))
-        rows = max(rows, until)
-    yield from repeat(slopes[-1][1])
+def _more(load: Load, rows: int) -> Load:
+    return Load(load.rows + rows, load.requests, load.context) if rows else load
 
 
 def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, seconds: float) -> float:
@@ -359,10 +344,3 @@ def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, sec
         tokens, seconds = tokens + value, seconds + cost
         best = max(best, tokens / seconds)
     return best
-
-
-def _deepest(guess: Guess) -> int:
-    depths: list[int] = []
-    for parent in guess.parents:
-        depths.append(1 if parent < 0 else depths[parent] + 1)
-    return max(depths, default=0)

@@ -62,7 +62,8 @@ class StepRecord:
     """What one pass cost and brought, over all its requests.
 
     rows: rows of the pass. draft_s, pass_s: seconds spent drafting and in the target. judge_s: in laws and
-    verification. write_s: in appending tokens, stop rules and text. settle_s: in the cache. step_s: in all.
+    verification. write_s: in appending tokens, stop rules and text. settle_s: in the cache. control_s: in the
+    controller, for whoever watches also what it did with this record. step_s: in all.
     drafted, accepted, emitted: tokens; emitted counts corrections and bonus tokens too.
     context: tokens in all lanes after the pass. tried: request by request.
     """
@@ -80,6 +81,7 @@ class StepRecord:
     emitted: int
     context: int = 0
     tried: tuple[Tried, ...] = ()
+    control_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from torch import Tensor
 
@@ -156,7 +156,8 @@ class Engine:
             return expired
         clock = Clock()
         drafted = self._speculation.draft(shares)
-        clock.draft_s = clock.lap()
+        clock.control_s = drafted.control_s
+        clock.draft_s = clock.lap() - clock.control_s
         step = pack([self._segment(share, draft) for share, draft in zip(shares, drafted.drafts, strict=True)])
         clock.lap()
         out = self.model.forward(step, rows=step.law_rows, taps=self.guard.drafter.taps)
@@ -170,10 +171,12 @@ class Engine:
         self.guard.observe(outcomes)
         clock.draft_s += clock.lap()
         what = record(step, outcomes, clock, tried(drafted, outcomes, judged.verdicts))
+        clock.lap()
         self.controller.observe(what)
+        learning = clock.lap()
         self._retire(events)
         if self.watch is not None:
-            self.watch(what)
+            self.watch(replace(what, control_s=what.control_s + learning, step_s=what.step_s + learning))
         return expired + events
 
     def check(self) -> None:

@@ -21,11 +21,12 @@ from sooner.engine.scheduler import Scheduler, Share
 @dataclass(frozen=True, slots=True)
 class Drafted:
     """One draft for every share. guesses: as the drafter made them; kept: the nodes of those that are in the
-    draft, () where a grammar's forced tokens took their place."""
+    draft, () where a grammar's forced tokens took their place. control_s: seconds in the controller."""
 
     drafts: tuple[Draft, ...]
     guesses: tuple[Guess, ...]
     kept: tuple[tuple[int, ...], ...]
+    control_s: float = 0.0
 
 
 class Clock:
@@ -33,7 +34,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.began = self._last = time.perf_counter()
-        self.draft_s = self.pass_s = self.judge_s = self.write_s = self.settle_s = 0.0
+        self.draft_s = self.pass_s = self.judge_s = self.write_s = self.settle_s = self.control_s = 0.0
 
     def lap(self) -> float:
         """Seconds since the last lap, or the beginning."""
@@ -49,12 +50,17 @@ class Speculation:
 
     def draft(self, shares: Sequence[Share]) -> Drafted:
         """A draft for every share, empty for those that may not, cannot or should not draft."""
-        views = [_view(share) for share in shares]
-        budgets = self._scheduler.trim(shares, self._controller.budgets(views), self._limit)
+        clock, views = Clock(), [_view(share) for share in shares]
+        wished = self._controller.budgets(views)
+        clock.control_s = clock.lap()
+        budgets = self._scheduler.trim(shares, wished, self._limit)
         offered = self._ask(shares, budgets)
         guesses = [_guess(draft, share.request) for draft, share in zip(offered, shares, strict=True)]
+        clock.lap()
+        chosen = self._controller.keep(views, guesses)
+        clock.control_s += clock.lap()
         drafts, kept = [], []
-        for draft, nodes in zip(offered, self._controller.keep(views, guesses), strict=True):
+        for draft, nodes in zip(offered, chosen, strict=True):
             kept.append(tuple(range(len(draft))) if nodes is None else nodes)
             drafts.append(keep(draft, kept[-1]))
         room = self._scheduler.trim(shares, [Budget.chain(FORCED)] * len(shares), self._limit)
@@ -63,7 +69,7 @@ class Speculation:
                 forced = with_forced(drafts[i], share.request.constraint, min(room[i].depth, room[i].nodes))
                 if forced is not drafts[i]:
                     drafts[i], guesses[i], kept[i] = forced, Guess(), ()
-        return Drafted(tuple(drafts), tuple(guesses), tuple(kept))
+        return Drafted(tuple(drafts), tuple(guesses), tuple(kept), clock.control_s)
 
     def _ask(self, shares: Sequence[Share], budgets: Sequence[Budget]) -> list[Draft]:
         asked = [i for i, budget in enumerate(budgets) if not budget.empty]
@@ -101,6 +107,7 @@ def record(step: Step, outcomes: Sequence[Outcome], clock: Clock, what: tuple[Tr
         emitted=sum(len(o.tokens) for o in outcomes),
         context=sum(segment.root + 1 for segment in step.segments),
         tried=what,
+        control_s=clock.control_s,
     )
 
 

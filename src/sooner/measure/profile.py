@@ -14,7 +14,7 @@ class Split:
 
     wall_s: from asking for a text to its last piece. pass_s: passes of the target. draft_s: drafting. judge_s:
     laws and verification. write_s: appending tokens, stop rules, detokenising. settle_s: the cache.
-    step_s: whole steps.
+    control_s: the controller. step_s: whole steps.
     """
 
     steps: int = 0
@@ -25,11 +25,13 @@ class Split:
     judge_s: float = 0.0
     write_s: float = 0.0
     settle_s: float = 0.0
+    control_s: float = 0.0
 
     @property
     def schedule_s(self) -> float:
-        """What a step does besides: planning, packing, telling drafter and controller."""
-        return self.step_s - self.pass_s - self.draft_s - self.judge_s - self.write_s - self.settle_s
+        """What a step does besides: planning, packing, counting."""
+        named = self.pass_s + self.draft_s + self.judge_s + self.write_s + self.settle_s + self.control_s
+        return self.step_s - named
 
     @property
     def stream_s(self) -> float:
@@ -49,6 +51,7 @@ class Split:
         return {
             "target's pass": self.pass_s,
             "drafting": self.draft_s,
+            "controller": self.control_s,
             "law and verify": self.judge_s,
             "scheduler": self.schedule_s,
             "cache": self.settle_s,
@@ -69,6 +72,6 @@ def split(records: Sequence[StepRecord], wall_s: float) -> Split:
         wall_s,
         *(
             sum(getattr(record, name) for record in records)
-            for name in ("step_s", "pass_s", "draft_s", "judge_s", "write_s", "settle_s")
+            for name in ("step_s", "pass_s", "draft_s", "judge_s", "write_s", "settle_s", "control_s")
         ),
     )
