@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import math
 import random
+from dataclasses import replace
 
 import pytest
 import torch
 
 from sooner.core import law as laws
 from sooner.core import noise
-from sooner.core.edit import Edit, LawParams, Past, edit
+from sooner.core.edit import Edit, LawParams, edit
 from sooner.core.sparse import sparse
 from sooner.core.tree import Draft
+from sooner.engine.history import History
 from sooner.native import law as native
 
 
@@ -53,7 +55,7 @@ def test_survivors_and_masses_are_those_of_torch(vocab: int, monkeypatch: pytest
         logits = rows(dice, len(chosen), vocab)
         assert native.serves(logits)
         got, want = laws.law(logits, chosen), in_torch(logits, chosen, monkeypatch)
-        assert torch.equal(got.best, want.best)
+        assert got.best == want.best
         assert got.place == want.place
         for r, one in enumerate(chosen):
             ours, theirs = got.row(r), want.row(r)
@@ -81,7 +83,7 @@ def test_rows_without_a_law_are_told(bad: float) -> None:
     logits[1, 57] = bad
     logits[2] = -math.inf
     for one in (LawParams(), LawParams(0.7, top_p=0.9), LawParams(0.7)):
-        assert laws.law(logits, [one] * 3).broken.tolist() == [False, True, True]
+        assert laws.law(logits, [one] * 3).broken == [False, True, True]
 
 
 def test_draws_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -103,15 +105,20 @@ def test_an_id_without_mass_is_never_drawn() -> None:
     assert all(noise.race(table, [key]).item() == 421 for key in range(200))
 
 
-def test_penalties_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_edits_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     dice = random.Random(4)
-    for trial in range(20):
+    for trial in range(40):
         logits = torch.randn((6, 50), generator=torch.Generator().manual_seed(trial))
-        known = dice.sample(range(50), dice.randrange(0, 12))
-        counts = torch.tensor([float(dice.randrange(3)) for _ in known])
-        past = Past(known, len(known), torch.tensor(known, dtype=torch.int64), counts)
+        text = [dice.randrange(50) for _ in range(dice.randrange(1, 30))]
+        past = History(text, dice.randrange(len(text))).past()
         paths = [tuple(dice.randrange(50) for _ in range(r)) for r in range(6)]
-        chosen = LawParams(1.0, repetition_penalty=1.3, presence_penalty=-0.4, frequency_penalty=0.7)
+        chosen = LawParams(
+            1.0, repetition_penalty=1.3, presence_penalty=-0.4, frequency_penalty=0.7,
+            bias=((3, 0.5), (dice.randrange(4, 50), -7.25)), until=dice.randrange(20), forbidden=(9, 11),
+            bad_words=((5,), (paths[1][0], 8)),
+        )  # fmt: skip
+        if trial % 4 == 0:
+            chosen = replace(chosen, repetition_penalty=1.0, presence_penalty=0.0, frequency_penalty=0.0)
         got = edit(logits, [Edit(0, chosen, past, paths)])
         with monkeypatch.context() as patch:
             patch.setattr(native, "serves", lambda logits: False)

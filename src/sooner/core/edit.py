@@ -7,7 +7,8 @@ last the caller's own processors (which see the mask, and cannot lift it).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from array import array
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import torch
@@ -17,9 +18,6 @@ from sooner.native import law as native
 
 Processor = Callable[[Sequence[int], Tensor], Tensor]
 """From the tokens before a row (prompt, text, drafted path) and its logits [V] to new logits [V]."""
-
-
-_FEW = 4  # biases that are faster added one by one than through an index
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,13 +74,15 @@ class Past:
     """What was there before the first row of a block.
 
     tokens: prompt and text up to and including the root. written: how many of them are text.
-    ids, counts: [U], every id in them once, and how often the text (not the prompt) holds it.
+    ids, counts: every id in them once, and how often the text (not the prompt) holds it; place: where in `ids`.
+    They are their owner's, and grow with the text.
     """
 
     tokens: Sequence[int]
     written: int
-    ids: Tensor
-    counts: Tensor
+    ids: array[int]
+    counts: array[float]
+    place: Mapping[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +117,14 @@ def apply(logits: Tensor, one: Edit) -> None:
     """Edit the rows of `logits` that `one` names, in place. Raises whatever a caller's processor raises, and
     ValueError if it returns anything but a row of logits."""
     rows = logits[one.first : one.first + len(one.paths)]
-    _bias(rows, one.params)
-    if one.params.counts:
-        _penalise(rows, one)
-    _forbid(rows, one)
+    params = one.params
+    if params.allowed is not None:
+        kept = torch.full_like(rows[0], -torch.inf)
+        kept[list(params.allowed)] = 0
+        rows += kept
+    known, banned = _known(one) if params.counts else None, _banned(one)
+    if params.bias or known or banned:
+        (native.edit if native.serves(rows) else _edit)(rows, params.bias, known, banned)
     if one.mask is not None:
         rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)
     for process in one.params.processors:
@@ -134,61 +138,66 @@ def apply(logits: Tensor, one: Edit) -> None:
         rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)  # whatever a processor did, the grammar holds
 
 
-def _bias(rows: Tensor, params: LawParams) -> None:
-    if params.bias:
-        if len(params.bias) <= _FEW:
-            for token, added in params.bias:
-                rows[:, token] += added
-        else:
-            ids, more = zip(*params.bias, strict=True)
-            rows[:, list(ids)] += rows.new_tensor(more)
-    if params.allowed is not None:
-        kept = torch.full_like(rows[0], -torch.inf)
-        kept[list(params.allowed)] = 0
-        rows += kept
-
-
-def _penalise(rows: Tensor, one: Edit) -> None:
-    """Penalties of every row over past and own path; only ids that occur are touched."""
+def _known(one: Edit) -> native.Penalties:
+    """What the penalties of one block look at: past and own path."""
     past, params = one.past, one.params
-    known = past.ids.tolist()
-    place = {token: at for at, token in enumerate(known)}
-    pairs = [(r, place.setdefault(token, len(place))) for r, path in enumerate(one.paths) for token in path]
-    if native.serves(rows):
-        native.penalise(
-            rows, list(place), past.counts, pairs,
-            params.repetition_penalty, params.presence_penalty, params.frequency_penalty,
-        )  # fmt: skip
-        return
-    ids = torch.tensor(list(place), dtype=torch.int64, device=rows.device)
-    counts = past.counts.new_zeros((len(rows), len(ids)))
-    counts[:, : len(known)] = past.counts
-    here = torch.zeros_like(counts, dtype=torch.bool)
-    here[:, : len(known)] = True
-    if pairs:
-        where = torch.tensor(pairs).T
-        counts.index_put_((where[0], where[1]), counts.new_ones(()), accumulate=True)
-        here[where[0], where[1]] = True
-    scores = rows[:, ids]
-    strength = params.repetition_penalty
-    repeated = torch.where(scores < 0, scores * strength, scores / strength)
-    scores = torch.where(here, repeated, scores)
-    scores = scores - params.frequency_penalty * counts - params.presence_penalty * (counts > 0)
-    rows[:, ids] = scores
+    fresh: dict[int, int] = {}
+    pairs = []
+    for r, path in enumerate(one.paths):
+        for token in path:
+            at = past.place.get(token)
+            pairs.append((r, fresh.setdefault(token, len(past.ids) + len(fresh)) if at is None else at))
+    return native.Penalties(
+        past.ids, past.counts, list(fresh), pairs,
+        params.repetition_penalty, params.presence_penalty, params.frequency_penalty,
+    )  # fmt: skip
 
 
-def _forbid(rows: Tensor, one: Edit) -> None:
-    """Bad words and ends that come too early."""
+def _banned(one: Edit) -> list[tuple[int, int]]:
+    """(row, id) of bad words and of ends that come too early."""
     params, past = one.params, one.past
+    if not params.bad_words and past.written >= params.until:
+        return []
     longest = max((len(word) for word in params.bad_words), default=1) - 1
     tail = tuple(past.tokens[len(past.tokens) - min(longest, len(past.tokens)) :])
     pairs: list[tuple[int, int]] = []
     for r, path in enumerate(one.paths):
         before = tail + path
-        banned = [w[-1] for w in params.bad_words if len(w) == 1 or before[-(len(w) - 1) :] == w[:-1]]
+        pairs += [(r, w[-1]) for w in params.bad_words if len(w) == 1 or before[-(len(w) - 1) :] == w[:-1]]
         if past.written + len(path) < params.until:
-            banned += params.forbidden
-        pairs += [(r, token) for token in banned]
-    if pairs:
-        where = torch.tensor(pairs, device=rows.device)
+            pairs += [(r, token) for token in params.forbidden]
+    return pairs
+
+
+def _edit(
+    rows: Tensor,
+    bias: Sequence[tuple[int, float]],
+    known: native.Penalties | None,
+    banned: Sequence[tuple[int, int]],
+) -> None:
+    """native.edit in operations on tensors, for other types and devices, and its oracle."""
+    if bias:
+        ids, more = zip(*bias, strict=True)
+        rows[:, list(ids)] += rows.new_tensor(more)
+    if known is not None:
+        _penalise(rows, known)
+    if banned:
+        where = torch.tensor(banned, device=rows.device)
         rows[where[:, 0], where[:, 1]] = -torch.inf
+
+
+def _penalise(rows: Tensor, known: native.Penalties) -> None:
+    """Penalties of every row over past and own path; only ids that occur are touched."""
+    past = len(known.ids)
+    ids = torch.tensor([*known.ids, *known.fresh], dtype=torch.int64, device=rows.device)
+    counts = rows.new_zeros((len(rows), len(ids)))
+    counts[:, :past] = rows.new_tensor(known.counts.tolist())
+    here = torch.zeros_like(counts, dtype=torch.bool)
+    here[:, :past] = True
+    if known.pairs:
+        where = torch.tensor(known.pairs, device=rows.device).T
+        counts.index_put_((where[0], where[1]), counts.new_ones(()), accumulate=True)
+        here[where[0], where[1]] = True
+    scores = rows[:, ids]
+    scores = torch.where(here, torch.where(scores < 0, scores * known.repeat, scores / known.repeat), scores)
+    rows[:, ids] = scores - known.frequency * counts - known.presence * (counts > 0)

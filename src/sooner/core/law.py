@@ -25,18 +25,18 @@ _SELECTED = (64, 512, 4096)  # candidates looked at before all V are; a row goes
 class Law:
     """The laws of n rows.
 
-    best: int64 [n], the likeliest id (lowest id among equals); the whole law of a greedy row.
-    broken: bool [n], rows whose logits hold NaN or +inf, or nothing but -inf.
+    best: [n], the likeliest id (lowest id among equals); the whole law of a greedy row.
+    broken: [n], whether a row's logits hold NaN or +inf, or nothing but -inf.
     ids, mass: [s, K], candidates of the s truncated rows and their probabilities, 0 beyond the last one.
-    wide: [d, V], probabilities of the d rows that no filter truncates.
+    wide: [V] each, probabilities of the d rows that no filter truncates.
     place: for each row ("greedy", -1), ("few", row of ids) or ("wide", row of wide).
     """
 
-    best: Tensor
-    broken: Tensor
+    best: Sequence[int]
+    broken: Sequence[bool]
     ids: Tensor
     mass: Tensor
-    wide: Tensor
+    wide: Sequence[Tensor]
     place: tuple[tuple[str, int], ...]
     vocab: int
 
@@ -62,18 +62,20 @@ def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ())
     if edits:
         logits = edit(logits, edits)
     logits = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
-    known = {id(p): (_kind(p), _filter(p)) for p in params}  # rows of one request share their parameters
+    known: dict[int, tuple[str, native.Filter]] = {}  # rows of one request share their parameters
+    for p in params:
+        if id(p) not in known:
+            known[id(p)] = (_kind(p), _filter(p))
     kinds = [known[id(p)] for p in params]
     few = [r for r, (kind, _) in enumerate(kinds) if kind == "few"]
     wide = [r for r, (kind, _) in enumerate(kinds) if kind == "wide"]
     if native.serves(logits):
-        shaped = native.shape(logits, [f for _, f in kinds])
-        best, broken, ids, mass = shaped.best, shaped.broken, shaped.ids, shaped.mass
+        best, broken, ids, mass = native.shape(logits, [f for _, f in kinds], few)
     else:
-        top, best = logits.max(dim=-1)
-        broken = ~torch.isfinite(top)
+        top, at = logits.max(dim=-1)
+        best, broken = at.tolist(), (~torch.isfinite(top)).tolist()
         ids, mass = _few(_scaled(logits, few, params), [params[r] for r in few])
-    dense = _wide(_scaled(logits, wide, params), [params[r] for r in wide]) if wide else logits[:0]
+    dense = _wide(_scaled(logits, wide, params), [params[r] for r in wide]).unbind() if wide else ()
     place: list[tuple[str, int]] = [("greedy", -1)] * len(params)
     for kind, rows in (("few", few), ("wide", wide)):
         for i, r in enumerate(rows):
@@ -85,26 +87,23 @@ def _kind(params: LawParams) -> str:
     return "greedy" if params.greedy else "few" if params.truncated else "wide"
 
 
-def _filter(params: LawParams) -> native.Filter | None:
-    """What law.c is told of a row; None where it has no truncated law."""
+def _filter(params: LawParams) -> native.Filter:
+    """What law.c is told of a row."""
     if _kind(params) != "few":
-        return None
-    return native.Filter(params.temperature, params.top_k, params.top_p, params.min_p)
+        return native.UNFILTERED
+    return native.packed(params.temperature, params.top_k, params.top_p, params.min_p)
 
 
 def draw(laws: Law, rows: Sequence[int], keys: Sequence[int]) -> list[int]:
     """One id drawn from each of the given sampled rows, with the noise of its key."""
-    drawn: dict[int, int] = {}
-    if native.races(laws.mass, laws.ids) and all(laws.place[r][0] == "few" for r in rows):
-        at = [laws.place[r][1] for r in rows]
-        return [native.race(laws.mass[i], key, laws.ids[i]) for i, key in zip(at, keys, strict=True)]
-    for kind, table, ids in (("few", laws.mass, laws.ids), ("wide", laws.wide, None)):
-        chosen = [i for i, r in enumerate(rows) if laws.place[r][0] == kind]
-        if chosen:
-            index = [laws.place[rows[i]][1] for i in chosen]
-            won = noise.race(table[index], [keys[i] for i in chosen], None if ids is None else ids[index])
-            drawn |= dict(zip(chosen, won.tolist(), strict=True))
-    return [drawn[i] for i in range(len(rows))]
+    drawn = []
+    for r, key in zip(rows, keys, strict=True):
+        kind, i = laws.place[r]
+        if kind == "few":
+            drawn.append(noise.race_row(laws.mass, i, key, laws.ids))
+        else:
+            drawn.append(noise.race_row(laws.wide[i][None], 0, key))
+    return drawn
 
 
 def log_probs(logits: Tensor) -> Tensor:

@@ -76,7 +76,13 @@ def _shift(bits: Tensor, count: int) -> Tensor:
 
 
 def race(probs: Tensor, keys: Sequence[int], ids: Tensor | None = None) -> Tensor:
-    """Draw one id from each row of `probs` [n, K] (they need not sum to 1): int64 [n].
+    """Draw one id from each row of `probs` [n, K] (they need not sum to 1): int64 [n]. ids: as in race_row."""
+    drawn = [race_row(probs, r, key, ids) for r, key in enumerate(keys)]
+    return torch.tensor(drawn, dtype=torch.int64, device=probs.device)
+
+
+def race_row(probs: Tensor, row: int, key: int, ids: Tensor | None = None) -> int:
+    """Draw one id from one row of `probs` [n, K], which need not sum to 1.
 
     ids: [n, K], the id each column stands for; the columns themselves by default.
 
@@ -84,15 +90,6 @@ def race(probs: Tensor, keys: Sequence[int], ids: Tensor | None = None) -> Tenso
     (the Gumbel-max trick). A probability of 0 scores 0, so such a token never comes out.
     """
     if native.races(probs, ids):
-        drawn = [
-            native.race(p, key, None if ids is None else ids[r])
-            for r, (p, key) in enumerate(zip(probs, keys, strict=True))
-        ]
-        return torch.tensor(drawn, dtype=torch.int64)
-    columns = torch.arange(probs.shape[-1], device=probs.device)
-    won = torch.empty(len(probs), dtype=torch.int64, device=probs.device)
-    # Row by row: the dozen passes over one row stay in the processor's cache.
-    for r, key in enumerate(keys):
-        names = columns if ids is None else ids[r]
-        won[r] = names[(probs[r].double() / exponential(_signed(key), names)).argmax()]
-    return won
+        return native.race(probs, row, key, ids)
+    names = torch.arange(probs.shape[-1], device=probs.device) if ids is None else ids[row]
+    return int(names[(probs[row].double() / exponential(_signed(key), names)).argmax()])

@@ -120,30 +120,24 @@ def traversal(laws: Laws, draft: Draft, chance: Chance) -> Verdict:
     below = {node: list(nodes) for node, nodes in children(draft.parents).items()}
     law: dict[int, Tensor | Sparse] = {ROOT: laws[0]}
     alive = {ROOT: 1.0}
+    path: list[int] = []
     while True:
-        path = _first_path(below)
-        for parent, node in zip([ROOT, *path], path, strict=False):
-            if node not in alive:  # a node whose child has failed keeps what that left it
-                alive[node] = min(1.0, alive[parent] * _ratio(law[parent], draft, node))
-                law[node] = laws[node + 1]
         last = path[-1] if path else ROOT
+        while below.get(last):  # down to a leaf
+            parent, last = last, below[last][0]
+            path.append(last)
+            if last not in alive:  # a node whose child has failed keeps what that left it
+                alive[last] = min(1.0, alive[parent] * _ratio(law[parent], draft, last))
+                law[last] = laws[last + 1]
         if not path or chance.coin(alive[last], len(path)):
             return Verdict(tuple(path), chance.pick(_normal(law[last], laws[last + 1]), len(path) + 1))
+        path.pop()
         parent = draft.parents[last]
         left = _residual(law[parent], draft, last, alive[parent])
         below[parent].remove(last)
         if parent != ROOT:
             alive[parent] = _share(float(left.sum()), alive[parent])
         law[parent] = _normal(left, law[parent])
-
-
-def _first_path(below: dict[int, list[int]]) -> list[int]:
-    path: list[int] = []
-    node = ROOT
-    while below.get(node):
-        node = below[node][0]
-        path.append(node)
-    return path
 
 
 def _ratio(p: Tensor | Sparse, draft: Draft, child: int) -> float:

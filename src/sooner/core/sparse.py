@@ -7,11 +7,11 @@ operations on tensors. The candidates themselves are touched when one is drawn.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
+from sooner.core import noise
 from sooner.core.law import Law
 from sooner.core.tree import ROOT, Draft
 from sooner.native import law as native
@@ -19,42 +19,50 @@ from sooner.native import law as native
 _NOTHING = 1e-12  # what float64 may leave of a sum when all of it has been taken away
 
 
-@dataclass(frozen=True, slots=True)
 class Sparse:
-    """Weights scale * mass of the ids that are not `struck`. They need not sum to 1.
+    """Weights scale * mass of the ids that are not `struck`, of one row of `ids` and `mass` [n, K], float; they
+    need not sum to 1. Never changed after it is made.
 
-    ids, mass: [K], the candidates. total: their sum, in float64. guessed: masses of the tokens guessed here.
+    total: their sum before anything is struck, in float64. guessed: masses of the tokens guessed here.
     """
 
-    ids: Tensor
-    mass: Tensor
-    total: float
-    guessed: Mapping[int, float]
-    scale: float = 1.0
-    struck: tuple[int, ...] = ()
+    __slots__ = ("_ids", "_mass", "_row", "_scale", "_struck", "guessed", "total")
+
+    def __init__(
+        self, ids: Tensor, mass: Tensor, row: int, total: float, guessed: Mapping[int, float],
+        scale: float = 1.0, struck: tuple[int, ...] = (),
+    ) -> None:  # fmt: skip
+        self._ids, self._mass, self._row, self.total, self.guessed = ids, mass, row, total, guessed
+        self._scale, self._struck = scale, struck
 
     def __getitem__(self, token: int) -> float:
-        return 0.0 if token in self.struck else self.scale * self.guessed[token]
+        return 0.0 if token in self._struck else self._scale * self.guessed[token]
 
     def __mul__(self, factor: float) -> Sparse:
-        return replace(self, scale=self.scale * factor)
+        return self._like(self._scale * factor, self._struck)
 
     def __truediv__(self, divisor: float) -> Sparse:
-        return replace(self, scale=self.scale / divisor)
+        return self._like(self._scale / divisor, self._struck)
 
     def sum(self) -> float:
-        left = self.total - sum(self.guessed[token] for token in self.struck)
-        return self.scale * left if left > _NOTHING * self.total else 0.0
+        left = self.total
+        for token in self._struck:
+            left -= self.guessed[token]
+        return self._scale * left if left > _NOTHING * self.total else 0.0
 
     def without(self, token: int) -> Sparse:
-        return replace(self, struck=(*self.struck, token))
+        return self._like(self._scale, (*self._struck, token))
 
-    def weights(self) -> Tensor:
-        """[K], the masses of what is left; all of them where rounding left nothing."""
-        if not self.struck:
-            return self.mass
-        left = self.mass.masked_fill(torch.isin(self.ids, torch.tensor(self.struck, device=self.ids.device)), 0.0)
-        return left if bool(left.any()) else self.mass
+    def _like(self, scale: float, struck: tuple[int, ...]) -> Sparse:
+        return Sparse(self._ids, self._mass, self._row, self.total, self.guessed, scale, struck)
+
+    def draw(self, key: int) -> int:
+        """One id, with the noise of `key`; of all of the row where rounding left nothing."""
+        if not self._struck:
+            return noise.race_row(self._mass, self._row, key, self._ids)
+        ids, mass = self._ids[self._row], self._mass[self._row]
+        left = mass.masked_fill(torch.isin(ids, torch.tensor(self._struck, device=ids.device)), 0.0)
+        return noise.race_row((left if bool(left.any()) else mass)[None], 0, key, ids[None])
 
 
 def sparse(law: Law, rows: Sequence[int], draft: Draft) -> list[Sparse] | None:
@@ -62,17 +70,15 @@ def sparse(law: Law, rows: Sequence[int], draft: Draft) -> list[Sparse] | None:
     if any(law.place[r][0] != "few" for r in rows):
         return None
     at = [law.place[r][1] for r in rows]
-    first, last = at[0], at[-1] + 1
-    together = at == list(range(first, last))
-    ids, mass = (law.ids[first:last], law.mass[first:last]) if together else (law.ids[at], law.mass[at])
     above = [0 if parent == ROOT else parent + 1 for parent in draft.parents]
-    if native.races(mass, ids):
-        totals, own = native.look_up(ids, mass, above, draft.tokens)
+    if native.races(law.mass, law.ids):
+        totals, own = native.look_up(law.ids, law.mass, at, [at[r] for r in above], draft.tokens)
     else:
+        ids, mass = law.ids[at], law.mass[at]
         tokens = torch.tensor(draft.tokens, dtype=torch.int64, device=ids.device)
         totals = mass.sum(-1, dtype=torch.float64).tolist()
         own = torch.where(ids[above] == tokens[:, None], mass[above], 0.0).sum(-1, dtype=torch.float64).tolist()
     guessed: list[dict[int, float]] = [{} for _ in rows]
     for parent, token, value in zip(above, draft.tokens, own, strict=True):
         guessed[parent][token] = value
-    return [Sparse(*row) for row in zip(ids.unbind(), mass.unbind(), totals, guessed, strict=True)]
+    return [Sparse(law.ids, law.mass, at[r], totals[r], guessed[r]) for r in range(len(rows))]

@@ -51,24 +51,23 @@ class NoiseChance:
 
     def pick(self, weights: Tensor | Sparse, depth: int) -> int:
         if isinstance(weights, Sparse):
-            return int(noise.race(weights.weights()[None], [self._key(depth, noise.RESIDUAL)], weights.ids[None]))
+            return weights.draw(self._key(depth, noise.RESIDUAL))
         names = None if self._names is None else self._names[None]
-        return int(noise.race(weights[None], [self._key(depth, noise.RESIDUAL)], names))
+        return noise.race_row(weights[None], 0, self._key(depth, noise.RESIDUAL), names)
 
 
 def verify(law: Law, trials: Sequence[Trial]) -> list[Verdict]:
     """Judge every trial against its rows of `law`."""
-    best, broken = law.best.tolist(), law.broken.tolist()
     verdicts = []
     for trial in trials:
         here = slice(trial.first, trial.first + 1 + len(trial.draft))
         if trial.rule == "match" or law.greedy(trial.first):
-            verdict = match(_Picks(law, best, trial), trial.draft)
-        elif broken[trial.first]:
+            verdict = match(_Picks(law, trial), trial.draft)
+        elif law.broken[trial.first]:
             verdict = Verdict((), -1)
         else:
-            verdict = _judge(law, trial, broken[here])
-        verdicts.append(_cut_at_broken(verdict, broken[here]))
+            verdict = _judge(law, trial, law.broken[here])
+        verdicts.append(_cut_at_broken(verdict, law.broken[here]))
     return verdicts
 
 
@@ -121,18 +120,18 @@ class _Picks:
     Drawn when asked for: only the rows of the path that survives are.
     """
 
-    def __init__(self, law: Law, best: Sequence[int], trial: Trial) -> None:
-        self._law, self._best, self._trial = law, best, trial
+    def __init__(self, law: Law, trial: Trial) -> None:
+        self._law, self._trial = law, trial
         self._depths = (0, *depths(trial.draft.parents))
 
     def __getitem__(self, row: int) -> int:
         trial, r = self._trial, self._trial.first + row
         if self._law.greedy(r):
-            return self._best[r]
+            return self._law.best[r]
         return draw(self._law, [r], [noise.key(trial.seed, trial.root + self._depths[row] + 1, noise.TARGET)])[0]
 
 
-def _cut_at_broken(verdict: Verdict, broken: list[bool]) -> Verdict:
+def _cut_at_broken(verdict: Verdict, broken: Sequence[bool]) -> Verdict:
     """A row without a law ends the path there; the request that owns it ends with an error."""
     nodes = (ROOT, *verdict.path)
     for length, node in enumerate(nodes):

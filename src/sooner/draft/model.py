@@ -154,14 +154,13 @@ class ModelDrafter:
         laws = law(logits, [c.context.law for c in chains], edits)
         sampled = [r for r, c in enumerate(chains) if not c.context.law.greedy]
         drawn = dict(zip(sampled, draw(laws, sampled, [_key(chains[r]) for r in sampled]), strict=True))
-        best, broken = laws.best.tolist(), laws.broken.tolist()
         sure = self._sure(logits, laws.best)
         for r, c in enumerate(chains):
-            if broken[r]:
+            if laws.broken[r]:
                 c.done = True
                 continue
             row = laws.row(r)
-            token = drawn.get(r, best[r])
+            token = drawn.get(r, laws.best[r])
             c.tokens.append(token)
             c.known.append(self._ids.own(token))
             if row is not None and c.context.rule != "match":
@@ -169,11 +168,13 @@ class ModelDrafter:
             certainty = sure[r] if row is None else float(row[token])
             c.done = len(c.tokens) >= c.depth or certainty < self._confidence
 
-    def _sure(self, logits: Tensor, best: Tensor) -> list[float]:
+    def _sure(self, logits: Tensor, best: Sequence[int]) -> list[float]:
         """Probability of the likeliest token, for greedy rows."""
         if self._confidence == 0:
             return [1.0] * len(logits)
-        certain: list[float] = logits.float().softmax(-1).gather(-1, best[:, None])[:, 0].tolist()
+        certain: list[float] = (
+            logits.float().softmax(-1).gather(-1, torch.tensor(best, device=logits.device)[:, None])[:, 0].tolist()
+        )
         return certain
 
     def _finish(self, c: _Chain) -> Draft:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
-
-import torch
 
 from sooner.core.edit import Past
 
@@ -18,15 +17,19 @@ class History:
 
     def __init__(self, tokens: Sequence[int], prompt: int) -> None:
         self._tokens, self._prompt = tokens, prompt
-        self._counts: dict[int, int] = {}
+        self._ids, self._counts = array("q"), array("f")
+        self._place: dict[int, int] = {}
         self._seen = 0
 
     def past(self) -> Past:
         """The state after the last token of the text."""
         for i in range(self._seen, len(self._tokens)):
             token = self._tokens[i]
-            self._counts[token] = self._counts.get(token, 0) + (i >= self._prompt)
+            at = self._place.setdefault(token, len(self._ids))
+            if at == len(self._ids):
+                self._ids.append(token)
+                self._counts.append(0)
+            self._counts[at] += i >= self._prompt
         self._seen = len(self._tokens)
-        ids = torch.tensor(list(self._counts), dtype=torch.int64)
-        counts = torch.tensor(list(self._counts.values()), dtype=torch.float32)
-        return Past(self._tokens, len(self._tokens) - self._prompt, ids, counts)
+        written = len(self._tokens) - self._prompt
+        return Past(self._tokens, written, self._ids, self._counts, self._place)

@@ -24,12 +24,11 @@ typedef struct {
     int64_t rows, vocab, room, threads; /* room: candidates that fit into a row of ids and mass */
     const float *logits;                /* [rows, vocab] */
     const Filter *filter;               /* [rows] */
-    int64_t *best;         /* [rows], the likeliest id, lowest among equals */
-    uint8_t *broken;       /* [rows] */
     int64_t *ids;          /* [rows, room] */
     float *mass;           /* [rows, room] */
-    int64_t *count;        /* [rows], survivors; more than `room` if they did not fit */
-    int64_t *most;         /* the highest of the counts; rows are filled with 0 up to it */
+    int64_t *told;         /* [3 rows + 1]: of every row the likeliest id, lowest among equals; whether it is broken;
+                              survivors, more than `room` if they did not fit. Then the highest of these counts: rows
+                              are filled with 0 up to it */
 } Laws;
 
 /* Highest logit; NaN if any is. */
@@ -118,25 +117,70 @@ static double weigh(const Candidate *found, int64_t n, float top, float scale, d
     return sum;
 }
 
+#define BUCKETS 192
+/* Candidates best first. They are dealt by how far they lie below the best, a quarter of the temperature a bucket,
+ * and those after the bucket in which `enough` of them, or `mass` of their weights, are reached are dropped; then
+ * buckets are sorted one by one. Returns how many are left. `weight` follows in order. */
+static int64_t order(Candidate *found, int64_t n, float top, double t, int64_t enough, double mass, double *weight,
+                     Candidate *dealt) {
+    int64_t start[BUCKETS + 1] = {0}, left = 0;
+    double held[BUCKETS] = {0}, sum = 0;
+    float scale = (float)(4 / t);
+    uint8_t *bucket = (uint8_t *)(dealt + n);
+    for (int64_t i = 0; i < n; i++) {
+        float depth = (top - found[i].value) * scale;
+        int b = bucket[i] = depth < BUCKETS - 1 ? (int)depth : BUCKETS - 1;
+        start[b + 1]++;
+        held[b] += weight[i];
+    }
+    int last = 0;
+    for (; last < BUCKETS; last++) {
+        left += start[last + 1];
+        sum += held[last];
+        start[last + 1] += start[last];
+        if (left >= enough || sum >= mass) break;
+    }
+    int64_t at[BUCKETS];
+    memcpy(at, start, sizeof at);
+    for (int64_t i = 0; i < n; i++)
+        if (bucket[i] <= last) dealt[at[bucket[i]]++] = found[i];
+    for (int b = 0; b <= last && b < BUCKETS; b++) {
+        Candidate *x = dealt + start[b];
+        int64_t here = start[b + 1] - start[b];
+        if (here > 48) qsort(x, here, sizeof *x, likelier);
+        else
+            for (int64_t i = 1; i < here; i++) {
+                Candidate one = x[i];
+                int64_t j = i;
+                for (; j && likelier(&one, &x[j - 1]) < 0; j--) x[j] = x[j - 1];
+                x[j] = one;
+            }
+    }
+    memcpy(found, dealt, left * sizeof *found);
+    return left;
+}
+
 /* The survivors of one row's filters: a beginning of the sorted candidates. Returns how many. */
-static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Candidate *found, double *weight) {
+static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Candidate *found, double *weight,
+                         Candidate *dealt) {
     Filter f = p->filter[r];
     double t = fmin(fmax(f.temperature, 1e-30), 1e30), top_p = f.top_p, min_p = f.min_p;
     float scale = (float)(1.0 / t);
     int64_t k = f.top_k < p->vocab ? f.top_k : 0, n = 0, kept = 0;
     double total = k || top_p >= 1 ? 0 : total_mass(x, p->vocab, top, scale), inside = 0;
+    double wanted = !k && top_p < 1 ? top_p * total * (1 + 1e-6) : INFINITY;
     for (int d = 0;; d++) {
         double least = top - depths[d] * t;
         n = collect(x, p->vocab, least > -3e38 ? (float)least : -INFINITY, found);
         inside = weigh(found, n, top, scale, weight);
         if (n == p->vocab || depths[d] == INFINITY) break;
         if (k ? n >= k : min_p > 0 && depths[d] > -log(min_p) + 1e-3) break;
-        if (!k && top_p < 1 && inside >= top_p * total * (1 + 1e-6)) break;
+        if (inside >= wanted) break;
     }
-    qsort(found, n, sizeof *found, likelier);
+    n = order(found, n, top, t, k ? k : p->vocab + 1, wanted, weight, dealt);
     int64_t equals = 0;
     while (equals < n && found[equals].value == top) equals++;
-    p->best[r] = found[equals - 1].id;
+    p->told[r] = found[equals - 1].id;
     if (k && k < n) {
         int64_t last = k;
         while (last < n && found[last].value == found[k - 1].value) last++;
@@ -154,21 +198,22 @@ static int64_t survivors(const Laws *p, int64_t r, const float *x, float top, Ca
     return kept;
 }
 
-static void one_row(const Laws *p, int64_t r, Candidate *found, double *weight) {
+static void one_row(const Laws *p, int64_t r, Candidate *found, double *weight, Candidate *dealt) {
     const float *x = p->logits + r * p->vocab;
     float top = highest(x, p->vocab);
-    p->broken[r] = !isfinite(top);
-    p->best[r] = p->count[r] = 0;
+    int64_t *best = p->told + r, *broken = best + p->rows, *count = broken + p->rows;
+    *broken = !isfinite(top);
+    *best = *count = 0;
     if (!p->filter[r].on) {
-        if (!p->broken[r]) p->best[r] = first_equal(x, p->vocab, top);
+        if (!*broken) *best = first_equal(x, p->vocab, top);
         return;
     }
-    if (p->broken[r]) { /* nothing to draw from: one id, so that shapes hold */
-        p->ids[r * p->room] = 0, p->mass[r * p->room] = NAN, p->count[r] = 1;
+    if (*broken) { /* nothing to draw from: one id, so that shapes hold */
+        p->ids[r * p->room] = 0, p->mass[r * p->room] = NAN, *count = 1;
         return;
     }
-    p->count[r] = survivors(p, r, x, top, found, weight);
-    int64_t fit = p->count[r] < p->room ? p->count[r] : p->room;
+    *count = survivors(p, r, x, top, found, weight, dealt);
+    int64_t fit = *count < p->room ? *count : p->room;
     for (int64_t i = 0; i < fit; i++) {
         p->ids[r * p->room + i] = found[i].id;
         p->mass[r * p->room + i] = (float)weight[i];
@@ -180,16 +225,18 @@ void shape_rows(const Laws *p) {
     {
         Candidate *found = malloc(p->vocab * sizeof *found);
         double *weight = malloc(p->vocab * sizeof *weight);
-#pragma omp for schedule(static)
-        for (int64_t r = 0; r < p->rows; r++) one_row(p, r, found, weight);
+        Candidate *dealt = malloc(p->vocab * (sizeof *dealt + 1));
+#pragma omp for schedule(dynamic, 1)
+        for (int64_t r = 0; r < p->rows; r++) one_row(p, r, found, weight, dealt);
+        free(dealt);
         free(found);
         free(weight);
     }
-    int64_t most = 0;
-    for (int64_t r = 0; r < p->rows; r++) most = p->count[r] > most ? p->count[r] : most;
+    int64_t most = 0, *count = p->told + 2 * p->rows;
+    for (int64_t r = 0; r < p->rows; r++) most = count[r] > most ? count[r] : most;
     for (int64_t r = 0; r < p->rows; r++)
-        for (int64_t i = p->count[r]; i < most && i < p->room; i++) p->ids[r * p->room + i] = 0, p->mass[r * p->room + i] = 0;
-    *p->most = most;
+        for (int64_t i = count[r]; i < most && i < p->room; i++) p->ids[r * p->room + i] = 0, p->mass[r * p->room + i] = 0;
+    count[p->rows] = most;
 }
 
 /* The id with the highest mass / exponential noise: core/noise.py: race. ids NULL: the columns themselves. */
@@ -219,36 +266,54 @@ int64_t race_row(const float *mass, const int64_t *ids, int64_t n, uint64_t key)
     return ids ? ids[won] : won;
 }
 
-/* Sums of n rows of mass [rows, stride], k of them each, and the masses of `guesses` tokens in rows `above`. */
-void look_up(const int64_t *ids, const float *mass, int64_t stride, int64_t k, int64_t rows, double *totals,
-             int64_t guesses, const int64_t *above, const int64_t *tokens, double *found) {
+/* Of tables [., stride] of which k columns count: the sums of some rows of mass, and the masses of `guesses` tokens.
+ * asked: the rows [rows], then the row of each guess, then its token. told: the sums, then the masses. */
+void look_up(const int64_t *ids, const float *mass, int64_t stride, int64_t k, int64_t rows, int64_t guesses,
+             const int64_t *asked, double *told) {
     for (int64_t r = 0; r < rows; r++) {
-        totals[r] = 0;
-        for (int64_t i = 0; i < k; i++) totals[r] += mass[r * stride + i];
+        told[r] = 0;
+        for (int64_t i = 0; i < k; i++) told[r] += mass[asked[r] * stride + i];
     }
     for (int64_t g = 0; g < guesses; g++) {
-        const int64_t *row = ids + above[g] * stride;
-        found[g] = 0;
+        int64_t start = asked[rows + g] * stride, token = asked[rows + guesses + g];
+        told[rows + g] = 0;
         for (int64_t i = 0; i < k; i++)
-            if (row[i] == tokens[g]) found[g] += mass[above[g] * stride + i];
+            if (ids[start + i] == token) told[rows + g] += mass[start + i];
     }
 }
 
-/* Penalties of `rows` rows of logits over `known` ids: counts [known] in the text, seen there or in the prompt; and
- * `pairs` more sightings, of known[column] on the path of row `at`. repeat, presence, frequency: as in core/edit.py. */
-void penalise(float *logits, int64_t vocab, int64_t rows, const int64_t *ids, const float *counts, int64_t past,
-              int64_t known, const int64_t *pairs, int64_t paired, float repeat, float presence, float frequency) {
-    float *more = calloc(known, sizeof *more);
-    for (int64_t r = 0, at = 0; r < rows; r++) {
+typedef struct {
+    int64_t vocab, rows, biased, past, fresh, paired, banned;
+    float *logits;                  /* [rows, vocab] */
+    const int64_t *bias_ids;        /* [biased] */
+    const double *bias;             /* [biased], added in turn */
+    const int64_t *past_ids;        /* [past], every id of prompt and text once */
+    const float *counts;            /* [past], how often the text holds it */
+    const int64_t *fresh_ids;       /* [fresh], further ids that paths hold */
+    const int64_t *pairs;           /* [paired, 2], ordered by row: (row, column of past and fresh ids), a sighting */
+    const int64_t *ban;             /* [banned, 2], (row, id) that may not come */
+    double repeat, presence, frequency;
+} Edits;
+
+/* Bias, penalties and bans, in this order; what they mean is in core/edit.py. */
+void edit_rows(const Edits *e) {
+    int64_t known = e->past + e->fresh;
+    float *more = calloc(known + 1, sizeof *more);
+    float repeat = (float)e->repeat, presence = (float)e->presence, frequency = (float)e->frequency;
+    for (int64_t r = 0, at = 0; r < e->rows; r++) {
+        float *row = e->logits + r * e->vocab;
+        for (int64_t i = 0; i < e->biased; i++) row[e->bias_ids[i]] += (float)e->bias[i];
         int64_t from = at;
-        for (; at < paired && pairs[2 * at] == r; at++) more[pairs[2 * at + 1]] += 1;
+        for (; at < e->paired && e->pairs[2 * at] == r; at++) more[e->pairs[2 * at + 1]] += 1;
         for (int64_t i = 0; i < known; i++) {
-            if (i >= past && more[i] == 0) continue;
-            float *x = logits + r * vocab + ids[i], count = (i < past ? counts[i] : 0) + more[i];
+            int old = i < e->past;
+            if (!old && more[i] == 0) continue;
+            float *x = row + (old ? e->past_ids[i] : e->fresh_ids[i - e->past]), count = (old ? e->counts[i] : 0) + more[i];
             *x = *x < 0 ? *x * repeat : *x / repeat;
             *x = *x - frequency * count - presence * (count > 0);
         }
-        for (int64_t i = from; i < at; i++) more[pairs[2 * i + 1]] = 0;
+        for (int64_t i = from; i < at; i++) more[e->pairs[2 * i + 1]] = 0;
     }
+    for (int64_t i = 0; i < e->banned; i++) e->logits[e->ban[2 * i] * e->vocab + e->ban[2 * i + 1]] = -INFINITY;
     free(more);
 }

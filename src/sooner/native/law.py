@@ -5,9 +5,11 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_double, c_float, c_int64, c_uint64, c_void_p
+from ctypes import c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import torch
@@ -15,43 +17,21 @@ from torch import Tensor
 
 from sooner.native import build
 
-_ROOM = 256  # candidates a row has room for at first; flat laws come back for all of theirs
+_ROOM = 1024  # candidates a row has room for at first; flat laws come back for all of theirs
 
 
-class _Laws(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("rows", "vocab", "room", "threads")),
-        ("logits", c_void_p),
-        ("filter", ctypes.c_char_p),
-        *((name, c_void_p) for name in ("best", "broken", "ids", "mass", "count", "most")),
-    ]
+_LAWS = struct.Struct("=4q5Q")
+_EDITS = struct.Struct("=7q8Q3d")
 
 
-@dataclass(frozen=True, slots=True)
-class Filter:
-    """How one row is truncated: probabilities of logits / temperature, then top-k, top-p and min-p."""
-
-    temperature: float
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
+Filter = bytes
+"""How one row is truncated, as law.c reads it: of softmax(logits / temperature) top-k, then top-p and min-p."""
+UNFILTERED: Filter = struct.pack("dddqq", 1.0, 1.0, 0.0, 0, 0)
+"""Of a row whose likeliest id alone is wanted."""
 
 
-@functools.lru_cache
-def _packed(f: Filter | None) -> bytes:
-    return struct.pack(
-        "dddqq", *((1.0, 1.0, 0.0, 0, 0) if f is None else (f.temperature, f.top_p, f.min_p, f.top_k, 1))
-    )
-
-
-@dataclass(frozen=True, slots=True)
-class Shaped:
-    """best: int64 [n]; broken: bool [n]; ids, mass: [s, K] for the rows that have a filter, in order."""
-
-    best: Tensor
-    broken: Tensor
-    ids: Tensor
-    mass: Tensor
+def packed(temperature: float, top_k: int, top_p: float, min_p: float) -> Filter:
+    return struct.pack("dddqq", temperature, top_p, min_p, top_k, 1)
 
 
 def serves(logits: Tensor) -> bool:
@@ -60,35 +40,33 @@ def serves(logits: Tensor) -> bool:
     return plain and logits.shape[-1] > 0 and _library() is not None
 
 
-def shape(logits: Tensor, filters: Sequence[Filter | None]) -> Shaped:
-    """The likeliest id of every row of `logits` [n, V], and the candidates of the rows that have a filter."""
+def shape(
+    logits: Tensor, filters: Sequence[Filter], few: Sequence[int]
+) -> tuple[list[int], list[bool], Tensor, Tensor]:
+    """Of every row of `logits` [n, V] the likeliest id and whether it is broken; of the rows `few`, those that
+    have a filter, the candidates and their mass [s, K]."""
     count, vocab = logits.shape
-    packed = b"".join([_packed(f) for f in filters])
-    kept, most = (c_int64 * count)(), c_int64()
-    best, broken = torch.empty(count, dtype=torch.int64), torch.empty(count, dtype=torch.bool)
-    rows = [r for r, f in enumerate(filters) if f is not None]
-    room = min(_ROOM, vocab) if rows else 0
+    told = array("b", b"".join(filters))
+    wrote = array("q", bytes(8 * (3 * count + 1)))  # best, broken, candidates of each row; the most of them
+    read, write = told.buffer_info()[0], wrote.buffer_info()[0]
+    room = min(_ROOM, vocab) if few else 0
     while True:
-        ids = torch.empty((count, room), dtype=torch.int64)
-        mass = torch.empty((count, room))
-        told = _Laws(
-            count, vocab, room, torch.get_num_threads(), logits.data_ptr(), packed,
-            best.data_ptr(), broken.data_ptr(), ids.data_ptr(), mass.data_ptr(),
-            ctypes.addressof(kept), ctypes.addressof(most),
-        )  # fmt: skip
-        _library().shape_rows(ctypes.byref(told))
-        if most.value <= room:
+        ids, mass = torch.empty((count, room), dtype=torch.int64), torch.empty((count, room))
+        sizes = (count, vocab, room, torch.get_num_threads())
+        _library().shape_rows(_LAWS.pack(*sizes, logits.data_ptr(), read, ids.data_ptr(), mass.data_ptr(), write))
+        if (most := wrote[-1]) <= room:
             break
-        room = most.value
-    if len(rows) < count:
-        ids, mass = ids[rows], mass[rows]
-    return Shaped(best, broken, ids[:, : most.value], mass[:, : most.value])
+        room = most
+    if len(few) < count:
+        ids, mass = ids[few], mass[few]
+    best, broken = wrote[:count].tolist(), [bool(odd) for odd in wrote[count : 2 * count]]
+    return best, broken, ids.narrow(1, 0, most), mass.narrow(1, 0, most)
 
 
-def race(mass: Tensor, key: int, ids: Tensor | None) -> int:
-    """One id drawn from one row of float32 `mass` [K]: core/noise.py says how."""
-    where = None if ids is None else ids.data_ptr()
-    return int(_library().race_row(mass.data_ptr(), where, len(mass), key))
+def race(mass: Tensor, row: int, key: int, ids: Tensor | None) -> int:
+    """One id drawn from row `row` of float32 `mass` [n, K]: core/noise.py says how. ids: [n, K] or None."""
+    where = None if ids is None else ids.data_ptr() + 8 * row * ids.stride(0)
+    return int(_library().race_row(mass.data_ptr() + 4 * row * mass.stride(0), where, mass.shape[1], key))
 
 
 def races(mass: Tensor, ids: Tensor | None) -> bool:
@@ -98,29 +76,48 @@ def races(mass: Tensor, ids: Tensor | None) -> bool:
 
 
 def look_up(
-    ids: Tensor, mass: Tensor, above: Sequence[int], tokens: Sequence[int]
+    ids: Tensor, mass: Tensor, rows: Sequence[int], above: Sequence[int], tokens: Sequence[int]
 ) -> tuple[list[float], list[float]]:
-    """Sums of the rows of `mass` [n, K], and the masses of some tokens, each in row `above` of it."""
-    totals, found = (c_double * len(ids))(), (c_double * len(tokens))()
-    rows, names = (c_int64 * len(above))(*above), (c_int64 * len(tokens))(*tokens)
+    """Sums of some rows of `mass` [n, K], and the masses of some tokens, each in row `above` of it."""
+    asked = array("q", [*rows, *above, *tokens])
+    told = array("d", bytes(8 * (len(rows) + len(tokens))))
     _library().look_up(
-        ids.data_ptr(), mass.data_ptr(), ids.stride(0), ids.shape[1], len(ids), totals,
-        len(tokens), rows, names, found,
+        ids.data_ptr(), mass.data_ptr(), ids.stride(0), ids.shape[1], len(rows), len(tokens),
+        asked.buffer_info()[0], told.buffer_info()[0],
     )  # fmt: skip
-    return list(totals), list(found)
+    both = told.tolist()
+    return both[: len(rows)], both[len(rows) :]
 
 
-def penalise(
-    rows: Tensor, ids: Sequence[int], counts: Tensor, pairs: Sequence[tuple[int, int]],
-    repeat: float, presence: float, frequency: float,
-) -> None:  # fmt: skip
-    """Penalties on `rows` [n, V] in place: `counts` [P] for the first P of `ids`, and pairs of (row, column of
-    ids) for further sightings, ordered by row."""
-    names, flat = (c_int64 * len(ids))(*ids), (c_int64 * (2 * len(pairs)))(*(i for pair in pairs for i in pair))
-    _library().penalise(
-        rows.data_ptr(), rows.shape[1], len(rows), names, counts.data_ptr(), len(counts), len(ids),
-        flat, len(pairs), repeat, presence, frequency,
-    )  # fmt: skip
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """counts: how often the text holds each of the past `ids`. fresh: further ids. pairs: sightings beside the
+    past, (row, column of ids and fresh), ordered by row."""
+
+    ids: array[int]
+    counts: array[float]
+    fresh: Sequence[int]
+    pairs: Sequence[tuple[int, int]]
+    repeat: float
+    presence: float
+    frequency: float
+
+
+_NO_PENALTIES = Penalties(array("q"), array("f"), (), (), 1.0, 0.0, 0.0)
+
+
+def edit(
+    rows: Tensor, bias: Sequence[tuple[int, float]], known: Penalties | None, banned: Sequence[tuple[int, int]]
+) -> None:
+    """Bias, penalties and bans (row, id) on `rows` [n, V], in place."""
+    p = known or _NO_PENALTIES
+    told: list[array[Any]] = [
+        array("q", [token for token, _ in bias]), array("d", [added for _, added in bias]), p.ids, p.counts,
+        array("q", p.fresh), array("q", chain.from_iterable(p.pairs)), array("q", chain.from_iterable(banned)),
+    ]  # fmt: skip
+    sizes = (rows.shape[1], len(rows), len(bias), len(p.ids), len(p.fresh), len(p.pairs), len(banned))
+    where = (rows.data_ptr(), *(part.buffer_info()[0] for part in told))
+    _library().edit_rows(_EDITS.pack(*sizes, *where, p.repeat, p.presence, p.frequency))
 
 
 @functools.cache
@@ -129,14 +126,8 @@ def _library() -> Any:
     if made is not None:
         made.shape_rows.restype = None
         made.race_row.restype = c_int64
-        made.look_up.restype = made.penalise.restype = None
-        made.look_up.argtypes = [
-            c_void_p, c_void_p, c_int64, c_int64, c_int64, POINTER(c_double), c_int64,
-            POINTER(c_int64), POINTER(c_int64), POINTER(c_double),
-        ]  # fmt: skip
-        made.penalise.argtypes = [
-            c_void_p, c_int64, c_int64, POINTER(c_int64), c_void_p, c_int64, c_int64, POINTER(c_int64), c_int64,
-            c_float, c_float, c_float,
-        ]  # fmt: skip
+        made.look_up.restype = made.edit_rows.restype = None
+        made.look_up.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]
+        made.shape_rows.argtypes = made.edit_rows.argtypes = [ctypes.c_char_p]
         made.race_row.argtypes = [c_void_p, c_void_p, c_int64, c_uint64]
     return made
