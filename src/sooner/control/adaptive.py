@@ -31,7 +31,7 @@ _EXPLORE = 0.01  # share of the time that may go into asking where it does not s
 _PAUSE = 6  # steps that a request is left alone between two such questions
 _PROBE_DEPTH = 4
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
-_WELL_KNOWN = 100  # measurements after which a cost is known well
+_WELL_KNOWN, _SELDOM = 100, 8  # measurements after which a cost is known well, and one pass in eight will do
 _NEGLIGIBLE = 0.02  # chances that are not looked at
 _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
 _PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
@@ -218,10 +218,11 @@ class AdaptiveController:
         passes = self.costs.passes
         costs = passes.further(_more(now.load, fixed), len(values))
         alone = costs if now.load == now.decode else passes.further(_more(now.decode, fixed), len(values))
-        price = max(min(now.price, _best_ratio(values, alone, now.ready, now.decode_s)), now.rate)
+        price = max(min(now.price, _best_ratio(values, alone, now.ready, now.decode_s, passes.pace)), now.rate)
+        toll = _MARGIN * price * passes.pace
         best, count, gain = 0.0, 0, 0.0
-        for n, (value, cost) in enumerate(zip(values, costs, strict=True), 1):
-            gain += value - _MARGIN * price * cost
+        for n, (value, cost) in enumerate(zip(values, costs, strict=False), 1):
+            gain += value - toll * cost
             if gain > best:
                 best, count = gain, n
         return count, price
@@ -247,7 +248,9 @@ class AdaptiveController:
         self, views: Sequence[View], taken: Sequence[tuple[float, int, int]], now: _Now, price: float
     ) -> None:
         """What asking each request was worth."""
-        toll = price * sum(self.costs.passes.further(now.load, len(taken))) / len(taken) if taken else 0.0
+        passes, count = self.costs.passes, len(taken)
+        rows = sum(passes.further(now.load, count)[:count]) * passes.pace if taken else 0.0
+        toll = price * rows / count if taken else 0.0
         worth = dict.fromkeys(now.asked, 0.0)
         for value, i, _ in taken:
             name = views[i].request_id
@@ -271,7 +274,7 @@ class AdaptiveController:
                 state.offered += 1
                 state.wanted = max(float(len(kept[i])), _FORGET * state.wanted)
         if answers and self._turn > _WELL_KNOWN:  # one at times is enough then
-            answers = [] if self._turn % 4 else [answers[self._turn // 4 % len(answers)]]
+            answers = [] if self._turn % _SELDOM else [answers[self._turn // _SELDOM % len(answers)]]
         for i in answers:
             self.shapes.add(guesses[i], kept[i], now.depth)
 
@@ -288,7 +291,7 @@ class AdaptiveController:
         self._since_plain = self._since_plain if drafted else 0
         self._passes += 1
         self.costs.passes.observe(load, spent)
-        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or self._passes % 4 == 0):
+        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or self._passes % _SELDOM == 0):
             reached = max((max(levels(tried.guess), default=0) for tried in record.tried), default=0)
             self.costs.drafts.observe(Asked(len(now.asked), reached), record.draft_s)
             self.shapes.tried(now.depth, reached, record.draft_s <= _CHEAP * now.decode_s)
@@ -337,10 +340,13 @@ def _more(load: Load, rows: int) -> Load:
     return Load(load.rows + rows, load.requests, load.context) if rows else load
 
 
-def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, seconds: float) -> float:
+def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, seconds: float, pace: float) -> float:
     """The most tokens a second that one pass can bring, over how many of the nodes it takes."""
-    best, tokens = ready / seconds, float(ready)
+    tokens, seconds = float(ready), seconds / pace
+    best = tokens / seconds
     for value, cost in zip(values, costs, strict=False):
-        tokens, seconds = tokens + value, seconds + cost
-        best = max(best, tokens / seconds)
-    return best
+        tokens += value
+        seconds += cost
+        if tokens > best * seconds:
+            best = tokens / seconds
+    return best / pace

@@ -89,9 +89,13 @@ class Beliefs:
             return _down(self._chain_odds(len(guess)), shift, floor)
         found: list[float] = []
         last: dict[int, int] = {}
+        own: dict[Key, float] = {}
         for node, (parent, key) in enumerate(zip(guess.parents, self._known(guess).keys, strict=True)):
             above = 1.0 if parent == ROOT else found[parent]
-            chance = above * _logistic(self._odds(key) + shift) if above > floor else 0.0
+            alone = own.get(key)
+            if alone is None:
+                alone = own[key] = _logistic(self._odds(key) + shift)
+            chance = above * alone if above > floor else 0.0
             if guess.drawn and parent in last:
                 chance = min(chance, found[last[parent]])  # drawn siblings count in the order of drawing
             last[parent] = node

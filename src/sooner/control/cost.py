@@ -19,7 +19,8 @@ from sooner.errors import ConfigError
 KNOTS = (0, 4, 8, 16, 32, 64, 128, 512)  # rows at which the slope may change
 _COUNTED = 64  # rows up to which every number of them is looked at by itself
 _PRIOR, _LONG = 6, 60  # passes after which half a departure counts, and that are remembered
-_WELL_KNOWN, _THIN = 200, 4  # passes after which the line learns from every fourth one
+_WELL_KNOWN, _THIN = 200, 8  # passes after which the line learns from every eighth one
+_ALIKE = 64  # tokens of context a request by which passes may differ and count as one
 _TILE = 8  # rows over which costs are expected to be level, if anywhere
 _PACE = 0.04  # how far the machine's own speed may change from one pass to the next, as a share
 _MOST = 0.5  # the largest change and departure that counts
@@ -120,6 +121,10 @@ def _read(load: Load) -> float:
     return load.rows * load.context / (1000 * max(load.requests, 1))
 
 
+def _alike(load: Load) -> tuple[int, int, int]:
+    return load.rows, load.requests, load.context // (_ALIKE * max(load.requests, 1))
+
+
 _SIZE = len(KNOTS) + 3
 
 
@@ -135,6 +140,8 @@ class PassCost:
         self._fit: Fit | None = None
         self._scale, self._scale_doubt = 1.0, 0.0
         self._apart: dict[int, tuple[float, int]] = {}  # by rows: mean departure, passes it was seen in
+        self._found: dict[tuple[int, int, int], float] = {}  # unscaled, until the line changes
+        self._further: dict[tuple[int, int, int], list[float]] = {}
         self.seen = 0
         self.plain = 0  # passes measured that held no guesses and no prompts
 
@@ -147,11 +154,28 @@ class PassCost:
         """Of one pass; 1.0 plus a little for each row while nothing is known."""
         if self._fit is None:
             return 1.0 + load.rows / 64
-        return max(self._scale * self._fit.predict(_features(load)) * self._step(load.rows), _TIMER)
+        key = _alike(load)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = self._fit.predict(_features(load)) * self._step(load.rows)
+        return max(self._scale * found, _TIMER)
 
-    def further(self, load: Load, count: int) -> list[float]:
-        """Seconds of each of `count` rows more than the pass has. Never negative: where more rows were seen to
-        take less time, it is the fewer that were unlucky."""
+    def further(self, load: Load, count: int) -> Sequence[float]:
+        """Seconds of each row more than the pass has, `count` of them at least, on a machine at its usual pace:
+        times `pace` it is what they take now. Never negative: where more rows were seen to take less time, it is
+        the fewer that were unlucky."""
+        key = _alike(load)
+        found = self._further.get(key, [])
+        if len(found) < count:
+            found = self._further[key] = self._rise(load, max(count, 2 * len(found), 16))
+        return found
+
+    @property
+    def pace(self) -> float:
+        """What times of now are to usual ones."""
+        return self._scale
+
+    def _rise(self, load: Load, count: int) -> list[float]:
         if self._fit is None:
             return [1 / 64] * count
         mean = self._fit.mean
@@ -167,7 +191,7 @@ class PassCost:
             line += mean[1 + segment] + keys
         for i in range(count - 1, -1, -1):
             totals[i] = min(totals[i], totals[i + 1])
-        return [self._scale * (after - before) for before, after in pairwise(totals)]
+        return [after - before for before, after in pairwise(totals)]
 
     def observe(self, load: Load, seconds: float) -> None:
         """Learn from one measurement."""
@@ -177,9 +201,8 @@ class PassCost:
             self._fit = _first(load, seconds)
         self.plain += load.rows == load.requests
         self.seen += 1
-        features = _features(load)
-        line = max(self._fit.predict(features), _TIMER)
         step = self._step(load.rows)
+        line = max(self.seconds(load) / (self._scale * step), _TIMER)
         # One pass that is off is noise; several in a row, whatever their rows, are the machine.
         self._scale_doubt += _PACE**2
         follow = self._scale_doubt / (self._scale_doubt + 2 * _NOISE**2)
@@ -187,7 +210,9 @@ class PassCost:
         self._scale *= 1 + follow * min(max(change, -_MOST), _MOST)
         self._scale_doubt *= 1 - follow
         if self.seen < _WELL_KNOWN or self.seen % _THIN == 0:
-            self._fit.observe(features, seconds / (self._scale * step))
+            self._fit.observe(_features(load), seconds / (self._scale * step))
+            self._found.clear()
+            self._further.clear()
         if load.rows <= _COUNTED:
             mean, count = self._apart.get(load.rows, (0.0, 0))
             apart = min(max(seconds / (self._scale * line) - 1, -_MOST), _MOST)
@@ -226,6 +251,8 @@ class PassCost:
             raise ConfigError("the saved cost of passes holds what no measurement gives.")
         self._apart = {int(rows): (mean, min(int(count), _LONG)) for rows, mean, count in known}
         self._fit, self._scale, self._scale_doubt = fit, scale, _STALE**2
+        self._found.clear()
+        self._further.clear()
         plain = saved.get("plain")
         self.seen, self.plain = 1, plain if isinstance(plain, int) else 0
 
