@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import overload
 
+from sooner import shipped
 from sooner.cache import cache_root
 from sooner.config import MAX_K, Budget, EngineConfig
 from sooner.control.adaptive import AdaptiveController
@@ -348,18 +348,12 @@ def _without_logprobs(one: Result) -> Result:
 def _fitted(
     spec: registry.Spec | None, width: int | None, target: loading.Loaded
 ) -> tuple[registry.Spec | None, int | None]:
-    """What of a draft depends on the target: the warm table of "auto", and whether trees are exact."""
+    """What of a draft depends on the target: what comes with the package for it, and whether trees are exact."""
     if spec is None:
         return None, width
     if spec.name in TREES and width is None and not loading.even_trees(target):
         width = 1
-    return (replace(spec, argument=shipped_table(target)) if spec.name == "auto" else spec), width
-
-
-def shipped_table(target: loading.Loaded) -> str | None:
-    """The warm table that comes with the package for a target of this fingerprint, if there is one."""
-    path = Path(__file__).parent / "data" / f"table-{loading.fingerprint(target)}.safetensors"
-    return str(path) if path.is_file() else None
+    return shipped.fitted(spec, target.name, lambda: loading.fingerprint(target)), width
 
 
 def _cost_file(target: loading.Loaded, drafter: Drafter) -> CostFile:

@@ -78,7 +78,7 @@ def _suffix(spec: Spec, target: Model, load: LoadModel) -> Drafter:
 
 def _medusa(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     ends = _ends(spec, target)
-    heads = medusa_files.load(spec.argument or "", pickles=spec.pickles)
+    heads = medusa_files.load(_folder(spec), pickles=spec.pickles)
     heads.check_target(ends.embedding.shape[1], target.vocab_size)
     few = heads.ids is not None and not heads.own_lm_heads
     return MedusaDrafter(
@@ -92,11 +92,17 @@ def _medusa(spec: Spec, target: Model, load: LoadModel) -> Drafter:
 
 def _eagle(spec: Spec, target: Model, load: LoadModel) -> Drafter:
     return EagleDrafter(
-        eagle_files.load(spec.argument or "", pickles=spec.pickles),
+        eagle_files.load(_folder(spec), pickles=spec.pickles),
         _ends(spec, target),
         layers=target.lanes.store.shape[0],
         vocab=target.vocab_size,
     )
+
+
+def _folder(spec: Spec) -> str:
+    if spec.argument is None:
+        raise ConfigError(f"draft {spec.name!r} needs a folder here: write {spec.name}:FOLDER.")
+    return spec.argument
 
 
 def _ends(spec: Spec, target: Model) -> Ends:
@@ -152,8 +158,8 @@ FORMS = (
     "self:int8",
     "self:int4",
     "early-exit[:N]",
-    "medusa:FOLDER",
-    "eagle:FOLDER",
+    "medusa[:FOLDER]",
+    "eagle[:FOLDER]",
     "A+B",
 )
 BITS = ("int8", "int4")
@@ -190,13 +196,13 @@ def _recycle_argument(argument: str, given: bool) -> None:
 
 
 def _medusa_argument(argument: str, given: bool) -> None:
-    if not argument:
-        raise ConfigError("draft 'medusa' needs heads: write medusa:FOLDER.")
+    if given and not argument:
+        raise ConfigError("draft 'medusa' takes heads: write medusa:FOLDER, or medusa for those that come along.")
 
 
 def _eagle_argument(argument: str, given: bool) -> None:
-    if not argument:
-        raise ConfigError("draft 'eagle' needs a head: write eagle:FOLDER.")
+    if given and not argument:
+        raise ConfigError("draft 'eagle' takes a head: write eagle:FOLDER, or eagle for the one that comes along.")
 
 
 def _self_argument(argument: str, given: bool) -> None:
