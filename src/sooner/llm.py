@@ -35,7 +35,9 @@ from sooner.params import SamplingParams
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
 
-TREES = frozenset({"recycle", "combine", "auto", "eagle"})  # drafters that guess trees unless told otherwise
+TREES = frozenset(
+    {"recycle", "combine", "auto", "eagle", "medusa"}
+)  # drafters that guess trees unless told otherwise
 TREE_WIDTH, TREE_NODES = 8, 15  # with the root 16 rows, which cost little more than one
 MOST_K = {"model": 8, "self": 8, "early-exit": 6, "medusa": 5}
 """Without a k the adaptive controller guesses up to so many tokens deep, by drafter; 16 where it is not named."""

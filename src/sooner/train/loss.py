@@ -57,8 +57,10 @@ def loss(
     read, wanted, weights = [], [], []
     count = batch.tokens.numel()
     for step, states in enumerate(seen):
-        drawn = torch.randperm(count, generator=generator)[: max(int(count * share), 1)]
-        these = labels(batch, step, None if share >= 1 else drawn.to(states.device))
+        have = have_label(batch, step).flatten().nonzero()[:, 0]
+        # Always as many rows: kernels are compiled for each number of them.
+        drawn = torch.randperm(len(have), generator=generator)[: max(int(count * share), 1)]
+        these = labels(batch, step, None if share >= 1 else have[drawn.to(have.device)])
         read.append(states[these.rows])
         wanted.append(these)
         rows = len(these.rows)
