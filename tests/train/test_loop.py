@@ -87,6 +87,22 @@ def test_the_rate_rises_then_falls_to_its_floor() -> None:
     assert rates[-1] == pytest.approx(0.02, abs=1e-4)
 
 
+def test_a_run_out_of_time_ends_with_a_score_and_goes_on_no_more(tmp_path: Path) -> None:
+    task, told = Line(), list[Progress]()
+    found = run(task, Plan(10**7, 0.1, every=10**6, minutes=0.002), tmp_path, told.append)
+    assert 1 <= found.step < 10**7
+    assert task.saves == [found.step]
+    assert found.entries[-1]["seconds"] >= 0.12
+    again = run(Line(), Plan(10**7, 0.1, every=10**6, minutes=0.002), tmp_path, ignore)
+    assert again.step == found.step
+
+
+def test_the_rate_falls_with_the_time_that_is_gone() -> None:
+    plan = Plan(1000, 1.0, minutes=1.0)
+    assert [plan.stage(100, seconds) for seconds in (0.0, 6.0, 30.0)] == [100.0, 100.0, 500.0]
+    assert Plan(1000, 1.0).stage(100, 1e6) == 100.0
+
+
 def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
     run(Line(), Plan(2, 0.1), tmp_path, ignore)
     other = Line()
@@ -95,7 +111,9 @@ def test_a_state_of_other_weights_is_refused(tmp_path: Path) -> None:
         run(other, Plan(2, 0.1), tmp_path, ignore)
 
 
-@pytest.mark.parametrize("bad", [{"steps": 0}, {"steps": 5, "every": 0}, {"steps": 5, "rate": 0.0}])
+@pytest.mark.parametrize(
+    "bad", [{"steps": 0}, {"steps": 5, "every": 0}, {"steps": 5, "rate": 0.0}, {"steps": 5, "minutes": 0.0}]
+)
 def test_settings_without_sense_are_named(bad: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         Plan(**bad)  # type: ignore[arg-type]

@@ -32,6 +32,14 @@ SelfGenerate = Annotated[
 ]
 Out = Annotated[Path, typer.Option(help="Folder for the result; a run that was killed goes on there.")]
 Steps = Annotated[int, typer.Option(metavar="N", help="Batches to train on.")]
+Minutes = Annotated[
+    float | None,
+    typer.Option(
+        metavar="M",
+        help="Train so long at most, all runs together; the rate falls in time.",
+        show_default="no limit",
+    ),
+]
 Rate = Annotated[float, typer.Option(metavar="R", help="Highest learning rate.")]
 Vocab = Annotated[int, typer.Option(metavar="N", help="Ids that are guessed, the most frequent of the text.")]
 Window = Annotated[int, typer.Option(metavar="N", help="Tokens of one sequence.")]
@@ -48,6 +56,7 @@ def eagle(
     data: Data = None,
     self_generate: SelfGenerate = 0,
     steps: Steps = 8000,
+    minutes: Minutes = None,
     rate: Rate = 1.5e-3,
     vocab: Vocab = 8192,
     window: Window = 512,
@@ -71,7 +80,7 @@ def eagle(
 
     curve.check()
     recipe = Recipe(vocab=vocab, window=window, batch=batch, unroll=unroll, share=share, seed=seed)
-    plan = Plan(steps, rate, every=every)
+    plan = Plan(steps, rate, every=every, minutes=minutes)
     loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
     with progress.training() as report:
         history = run(loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report)
@@ -85,6 +94,7 @@ def medusa(
     data: Data = None,
     self_generate: SelfGenerate = 0,
     steps: Steps = 4000,
+    minutes: Minutes = None,
     rate: Rate = 2e-3,
     heads: Annotated[int, typer.Option(metavar="N", help="Heads; each guesses one token further.")] = 4,
     blocks: Annotated[int, typer.Option(metavar="N", help="Blocks of a head.")] = 1,
@@ -109,7 +119,7 @@ def medusa(
 
     curve.check()
     recipe = Recipe(vocab=vocab, window=window, batch=batch, unroll=heads, share=share, seed=seed)
-    plan = Plan(steps, rate, every=every)
+    plan = Plan(steps, rate, every=every, minutes=minutes)
     loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
     with progress.training() as report:
         history = run(
@@ -126,6 +136,7 @@ def draft(
     self_generate: SelfGenerate = 0,
     layers: Annotated[int, typer.Option(metavar="N", help="Layers that stay, at even distances.")] = 4,
     steps: Steps = 4000,
+    minutes: Minutes = None,
     rate: Rate = 5e-4,
     window: Window = 512,
     batch: Batch = 2,
@@ -148,7 +159,7 @@ def draft(
 
     curve.check()
     recipe = Recipe(window=window, batch=batch, share=share, seed=seed)
-    plan = Plan(steps, rate, every=every)
+    plan = Plan(steps, rate, every=every, minutes=minutes)
     loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
     with progress.training() as report:
         history = run(

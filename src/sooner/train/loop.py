@@ -25,7 +25,8 @@ _STATE = "state.pt"
 class Plan:
     """steps: batches in all. rate: the highest learning rate; warmup: share of the steps it rises over, then it
     falls as a cosine to `floor` of itself. clip: most norm of the gradient. every: steps between scores.
-    save_s: seconds between saves of the state; what a kill can lose."""
+    save_s: seconds between saves of the state; what a kill can lose. minutes: of training in all, resumed runs
+    together; where they are gone before the steps are, the schedule hurries along and training ends with them."""
 
     steps: int
     rate: float = 1e-3
@@ -35,14 +36,22 @@ class Plan:
     decay: float = 0.01
     every: int = 250
     save_s: float = 40.0
+    minutes: float | None = None
 
     def __post_init__(self) -> None:
         if self.steps < 1 or self.every < 1:
             raise ConfigError(f"training needs steps >= 1 and every >= 1, got {self.steps} and {self.every}.")
         if not self.rate > 0:
             raise ConfigError(f"rate must be positive, got {self.rate}.")
+        if self.minutes is not None and not self.minutes > 0:
+            raise ConfigError(f"minutes must be positive, got {self.minutes}.")
 
-    def rate_at(self, step: int) -> float:
+    def stage(self, step: int, seconds: float) -> float:
+        """Where the schedule is, in steps: at what is done, or at what the time gone is worth."""
+        gone = 0.0 if self.minutes is None else seconds / (60 * self.minutes) * self.steps
+        return max(float(step), gone)
+
+    def rate_at(self, step: float) -> float:
         rise = max(self.steps * self.warmup, 1.0)
         if step < rise:
             return self.rate * (step + 1) / rise
@@ -94,7 +103,7 @@ class Task(Protocol):
 
 
 def run(task: Task, plan: Plan, folder: Path, report: Callable[[Progress], None]) -> History:
-    """Train, or go on training, until plan.steps; the state lies in `folder`."""
+    """Train, or go on training, until the plan is through; the state lies in `folder`."""
     pairs = [(p, p.detach().float().clone()) for p in task.module.parameters() if p.requires_grad]
     wide = [{"params": [m for _, m in pairs if m.dim() > 1], "weight_decay": plan.decay}]
     narrow = [{"params": [m for _, m in pairs if m.dim() <= 1], "weight_decay": 0.0}]
@@ -104,8 +113,10 @@ def run(task: Task, plan: Plan, folder: Path, report: Callable[[Progress], None]
     spent = history.seconds
     scores: Mapping[str, float] = history.entries[-1] if history.entries else {}
     for step in range(history.step, plan.steps):
+        if plan.stage(step, history.seconds) >= plan.steps:
+            break
         for group in optimizer.param_groups:
-            group["lr"] = plan.rate_at(step)
+            group["lr"] = plan.rate_at(plan.stage(step, history.seconds))
         descend, shown = task.loss(step)
         descend.backward()  # type: ignore[no-untyped-call]  # torch's own
         _move(pairs, optimizer, plan.clip)
@@ -113,12 +124,13 @@ def run(task: Task, plan: Plan, folder: Path, report: Callable[[Progress], None]
         history.step, history.tokens = step + 1, history.tokens + task.batch
         now = time.perf_counter()
         history.seconds = spent + now - began
-        if (step + 1) % plan.every == 0 or step + 1 == plan.steps:
+        last = plan.stage(step + 1, history.seconds) >= plan.steps
+        if (step + 1) % plan.every == 0 or last:
             scores = {"step": step + 1, "tokens": history.tokens, "seconds": history.seconds, "loss": smooth}
             scores |= task.score()
             history.entries.append(dict(scores))
             task.save(history)
-        if now - saved > plan.save_s or step + 1 == plan.steps:
+        if now - saved > plan.save_s or last:
             _keep(folder, pairs, optimizer, history)
             saved = time.perf_counter()
         pace = (step + 1 - start) * task.batch / max(time.perf_counter() - began, 1e-9)
