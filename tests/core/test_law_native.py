@@ -139,5 +139,25 @@ def test_sparse_laws_are_those_of_torch(monkeypatch: pytest.MonkeyPatch) -> None
     assert got is not None
     assert want is not None
     for ours, theirs in zip(got, want, strict=True):
-        assert ours.total == pytest.approx(theirs.total, abs=1e-12)
-        assert ours.guessed == pytest.approx(theirs.guessed, abs=1e-12)
+        assert ours.sum() == pytest.approx(theirs.sum(), abs=1e-12)
+    for parent, token in zip((0, 0, 1, 3), draft.tokens, strict=True):
+        assert got[parent][token] == pytest.approx(want[parent][token], abs=1e-12)
+
+
+@pytest.mark.parametrize("temperature", [0.3, 1.0, 7.0])
+def test_unfiltered_laws_are_those_of_torch(temperature: float) -> None:
+    dice = random.Random(8)
+    logits = rows(dice, 5, 331)
+    law = laws.law(logits, [LawParams(temperature)] * 5)
+    want = (logits.double() / temperature).softmax(-1)
+    draft = Draft((301, 320, 301, 330), (-1, -1, 0, 2))
+    got = sparse(law, range(5), draft)
+    assert got is not None
+    for parent, token in zip((0, 0, 1, 3), draft.tokens, strict=True):
+        assert got[parent][token] == pytest.approx(want[parent, token].item(), rel=1e-5)
+        left = got[parent].without(token)
+        assert left.sum() == pytest.approx(1 - want[parent, token].item(), rel=1e-4)
+        assert all(left.draw(key) != token for key in range(200))
+    for r in range(5):
+        drawn = laws.draw(law, [r] * 300, range(300))
+        assert drawn == noise.race(want[r].float().expand(300, -1), range(300)).tolist()

@@ -8,6 +8,7 @@ selection, not by sorting V values; where too few were selected the selection is
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -22,13 +23,66 @@ _SELECTED = (64, 512, 4096)  # candidates looked at before all V are; a row goes
 
 
 @dataclass(frozen=True, slots=True)
+class Few:
+    """The law of a truncated row: `row` of tables ids and mass [s, K]."""
+
+    ids: Tensor
+    mass: Tensor
+    row: int
+
+    def draw(self, key: int, struck: Sequence[int] = ()) -> int:
+        """One id that is not struck, with the noise of `key`; any where rounding left nothing else."""
+        if not struck:
+            return noise.race_row(self.mass, self.row, key, self.ids)
+        ids, mass = self.ids[self.row], self.mass[self.row]
+        left = mass.masked_fill(torch.isin(ids, torch.tensor(struck, device=ids.device)), 0.0)
+        return noise.race_row((left if bool(left.any()) else mass)[None], 0, key, ids[None])
+
+
+@dataclass(frozen=True, slots=True)
+class Flat:
+    """The law of a row that no filter truncates, worked out when it is asked for.
+
+    logits: [n, V], of which `row` is meant. norm, where it is known: the highest of them, and the sum of
+    exp((x - highest) / temperature).
+    """
+
+    logits: Tensor
+    row: int
+    params: LawParams
+    norm: tuple[float, float] | None = None
+
+    def share(self, logit: float) -> float:
+        """The probability of an id of that logit; the norm must be known."""
+        assert self.norm is not None
+        return math.exp((logit - self.norm[0]) / _bounded(self.params.temperature)) / self.norm[1]
+
+    def probs(self) -> Tensor:
+        """[V]"""
+        row = self.logits[self.row : self.row + 1]
+        return _wide(_scaled(row, [0], [self.params]), [self.params])[0]
+
+    def draw(self, key: int, struck: Sequence[int] = ()) -> int:
+        """As of Few."""
+        if self.norm is not None and not struck:
+            temperature = _bounded(self.params.temperature)
+            return native.race_logits(self.logits, self.row, self.norm[0], temperature, key)
+        probs = self.probs()
+        if struck:
+            left = probs.clone()
+            left[list(struck)] = 0
+            probs = left if bool(left.any()) else probs
+        return noise.race_row(probs[None], 0, key)
+
+
+@dataclass(frozen=True, slots=True)
 class Law:
     """The laws of n rows.
 
     best: [n], the likeliest id (lowest id among equals); the whole law of a greedy row.
     broken: [n], whether a row's logits hold NaN or +inf, or nothing but -inf.
     ids, mass: [s, K], candidates of the s truncated rows and their probabilities, 0 beyond the last one.
-    wide: [V] each, probabilities of the d rows that no filter truncates.
+    wide: the d rows that no filter truncates.
     place: for each row ("greedy", -1), ("few", row of ids) or ("wide", row of wide).
     """
 
@@ -36,7 +90,7 @@ class Law:
     broken: Sequence[bool]
     ids: Tensor
     mass: Tensor
-    wide: Sequence[Tensor]
+    wide: Sequence[Flat]
     place: tuple[tuple[str, int], ...]
     vocab: int
 
@@ -49,7 +103,7 @@ class Law:
         if kind == "greedy":
             return None
         if kind == "wide":
-            return self.wide[i]
+            return self.wide[i].probs()
         return self.mass.new_zeros(self.vocab).scatter_add_(0, self.ids[i], self.mass[i])
 
 
@@ -69,18 +123,19 @@ def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ())
     kinds = [known[id(p)] for p in params]
     few = [r for r, (kind, _) in enumerate(kinds) if kind == "few"]
     wide = [r for r, (kind, _) in enumerate(kinds) if kind == "wide"]
+    norms: Sequence[tuple[float, float] | None] = [None] * len(params)
     if native.serves(logits):
-        best, broken, ids, mass = native.shape(logits, [f for _, f in kinds], few)
+        best, broken, ids, mass, norms = native.shape(logits, [f for _, f in kinds], few)
     else:
         top, at = logits.max(dim=-1)
         best, broken = at.tolist(), (~torch.isfinite(top)).tolist()
         ids, mass = _few(_scaled(logits, few, params), [params[r] for r in few])
-    dense = _wide(_scaled(logits, wide, params), [params[r] for r in wide]).unbind() if wide else ()
+    flat = tuple(Flat(logits, r, params[r], norms[r] if params[r].typical_p == 1 else None) for r in wide)
     place: list[tuple[str, int]] = [("greedy", -1)] * len(params)
     for kind, rows in (("few", few), ("wide", wide)):
         for i, r in enumerate(rows):
             place[r] = (kind, i)
-    return Law(best, broken, ids, mass, dense, tuple(place), logits.shape[-1])
+    return Law(best, broken, ids, mass, flat, tuple(place), logits.shape[-1])
 
 
 def _kind(params: LawParams) -> str:
@@ -89,9 +144,11 @@ def _kind(params: LawParams) -> str:
 
 def _filter(params: LawParams) -> native.Filter:
     """What law.c is told of a row."""
-    if _kind(params) != "few":
-        return native.UNFILTERED
-    return native.packed(params.temperature, params.top_k, params.top_p, params.min_p)
+    if params.greedy:
+        return native.LIKELIEST
+    if _kind(params) == "wide":
+        return native.packed(params.temperature, 0, 1.0, 0.0, native.SUMS)
+    return native.packed(params.temperature, params.top_k, params.top_p, params.min_p, native.FEW)
 
 
 def draw(laws: Law, rows: Sequence[int], keys: Sequence[int]) -> list[int]:
@@ -99,10 +156,7 @@ def draw(laws: Law, rows: Sequence[int], keys: Sequence[int]) -> list[int]:
     drawn = []
     for r, key in zip(rows, keys, strict=True):
         kind, i = laws.place[r]
-        if kind == "few":
-            drawn.append(noise.race_row(laws.mass, i, key, laws.ids))
-        else:
-            drawn.append(noise.race_row(laws.wide[i][None], 0, key))
+        drawn.append((Few(laws.ids, laws.mass, i) if kind == "few" else laws.wide[i]).draw(key))
     return drawn
 
 
@@ -116,9 +170,13 @@ def _scaled(logits: Tensor, rows: Sequence[int], params: Sequence[LawParams]) ->
     chosen = logits if len(rows) == len(logits) else logits[list(rows)]
     if not len(rows):
         return chosen
-    # Beyond these a law is one-hot or uniform anyway, and float32 would turn them into 0 and infinity.
-    temperature = chosen.new_tensor([min(max(params[r].temperature, 1e-30), 1e30) for r in rows])[:, None]
+    temperature = chosen.new_tensor([_bounded(params[r].temperature) for r in rows])[:, None]
     return (chosen - chosen.amax(-1, keepdim=True)) / temperature
+
+
+def _bounded(temperature: float) -> float:
+    """Beyond these a law is one-hot or uniform anyway, and float32 would turn them into 0 and infinity."""
+    return min(max(temperature, 1e-30), 1e30)
 
 
 def _wide(scores: Tensor, params: Sequence[LawParams]) -> Tensor:

@@ -17,7 +17,7 @@ typedef struct {
 typedef struct {
     double temperature, top_p, min_p;
     int64_t top_k; /* 0 = no limit */
-    int64_t on;    /* 0: only the likeliest id is wanted */
+    int64_t wanted; /* 0: the likeliest id alone; 1: candidates as well; 2: sums as well */
 } Filter;
 
 typedef struct {
@@ -29,6 +29,7 @@ typedef struct {
     int64_t *told;         /* [3 rows + 1]: of every row the likeliest id, lowest among equals; whether it is broken;
                               survivors, more than `room` if they did not fit. Then the highest of these counts: rows
                               are filled with 0 up to it */
+    double *sums;          /* [rows, 2], where wanted: highest logit, sum of exp((x - highest) / temperature) */
 } Laws;
 
 /* Highest logit; NaN if any is. */
@@ -204,8 +205,11 @@ static void one_row(const Laws *p, int64_t r, Candidate *found, double *weight, 
     int64_t *best = p->told + r, *broken = best + p->rows, *count = broken + p->rows;
     *broken = !isfinite(top);
     *best = *count = 0;
-    if (!p->filter[r].on) {
+    if (p->filter[r].wanted != 1) {
         if (!*broken) *best = first_equal(x, p->vocab, top);
+        double t = fmin(fmax(p->filter[r].temperature, 1e-30), 1e30);
+        p->sums[2 * r] = top;
+        if (p->filter[r].wanted == 2) p->sums[2 * r + 1] = total_mass(x, p->vocab, top, (float)(1.0 / t));
         return;
     }
     if (*broken) { /* nothing to draw from: one id, so that shapes hold */
@@ -248,22 +252,49 @@ static uint64_t mixed(uint64_t key, uint64_t id) {
 }
 
 #define BLOCK 64
+typedef struct {
+    double best;
+    int64_t won;
+} Leader;
+
+/* `here` more columns from column `from` on, of mass m. */
+static void race_block(const float *m, const int64_t *ids, int64_t from, int64_t here, uint64_t key, Leader *leader) {
+    double u[BLOCK], best = leader->best;
+    for (int64_t i = 0; i < here; i++)
+        u[i] = ((double)(mixed(key, ids ? (uint64_t)ids[from + i] : (uint64_t)(from + i)) >> 12) + 0.5) * 0x1p-52;
+    /* -log(u) >= 1 - u, so what fails here cannot win; what passes is computed in full */
+    int some = 0;
+    for (int64_t i = 0; i < here; i++) some |= m[i] > (1 - u[i]) * best;
+    for (int64_t i = 0; some && i < here; i++) {
+        if (!(m[i] > (1 - u[i]) * best)) continue;
+        double score = m[i] / -log(u[i]);
+        if (score > best) best = score, leader->won = from + i;
+    }
+    leader->best = best;
+}
+
 int64_t race_row(const float *mass, const int64_t *ids, int64_t n, uint64_t key) {
-    double best = 0, u[BLOCK];
-    int64_t won = 0;
+    Leader leader = {0, 0};
+    for (int64_t from = 0; from < n; from += BLOCK)
+        race_block(mass + from, ids, from, n - from < BLOCK ? n - from : BLOCK, key, &leader);
+    return ids ? ids[leader.won] : leader.won;
+}
+
+/* The same with mass exp((x - top) * scale) of logits x. */
+int64_t race_logits(const float *x, int64_t n, float top, float scale, uint64_t key) {
+    Leader leader = {0, 0};
+    float m[BLOCK];
     for (int64_t from = 0; from < n; from += BLOCK) {
         int64_t here = n - from < BLOCK ? n - from : BLOCK;
-        for (int64_t i = 0; i < here; i++)
-            u[i] = ((double)(mixed(key, ids ? (uint64_t)ids[from + i] : (uint64_t)(from + i)) >> 12) + 0.5) * 0x1p-52;
-        for (int64_t i = 0; i < here; i++) {
-            double m = mass[from + i];
-            /* -log(u) >= 1 - u, so what fails here cannot win; what passes is computed in full */
-            if (!(m > (1 - u[i]) * best)) continue;
-            double score = m / -log(u[i]);
-            if (score > best) best = score, won = from + i;
+        for (int64_t i = 0; i < BLOCK; i += L) {
+            vf v = splat(-INFINITY);
+            memcpy(&v, x + from + i, sizeof(float) * (size_t)(here - i < L ? (here > i ? here - i : 0) : L));
+            v = vexp((v - top) * scale);
+            memcpy(m + i, &v, sizeof v);
         }
+        race_block(m, NULL, from, here, key, &leader);
     }
-    return ids ? ids[won] : won;
+    return leader.won;
 }
 
 /* Of tables [., stride] of which k columns count: the sums of some rows of mass, and the masses of `guesses` tokens.

@@ -7,7 +7,7 @@ import functools
 import struct
 from array import array
 from collections.abc import Sequence
-from ctypes import c_int64, c_uint64, c_void_p
+from ctypes import c_float, c_int64, c_uint64, c_void_p
 from dataclasses import dataclass
 from itertools import chain
 from typing import Any
@@ -20,18 +20,20 @@ from sooner.native import build
 _ROOM = 1024  # candidates a row has room for at first; flat laws come back for all of theirs
 
 
-_LAWS = struct.Struct("=4q5Q")
+_LAWS = struct.Struct("=4q6Q")
 _EDITS = struct.Struct("=7q8Q3d")
 
 
 Filter = bytes
 """How one row is truncated, as law.c reads it: of softmax(logits / temperature) top-k, then top-p and min-p."""
-UNFILTERED: Filter = struct.pack("dddqq", 1.0, 1.0, 0.0, 0, 0)
+LIKELIEST: Filter = struct.pack("dddqq", 1.0, 1.0, 0.0, 0, 0)
 """Of a row whose likeliest id alone is wanted."""
+FEW, SUMS = 1, 2
+"""Of a row whose candidates are wanted; of one that has no filter, whose norm is."""
 
 
-def packed(temperature: float, top_k: int, top_p: float, min_p: float) -> Filter:
-    return struct.pack("dddqq", temperature, top_p, min_p, top_k, 1)
+def packed(temperature: float, top_k: int, top_p: float, min_p: float, wanted: int) -> Filter:
+    return struct.pack("dddqq", temperature, top_p, min_p, top_k, wanted)
 
 
 def serves(logits: Tensor) -> bool:
@@ -42,31 +44,43 @@ def serves(logits: Tensor) -> bool:
 
 def shape(
     logits: Tensor, filters: Sequence[Filter], few: Sequence[int]
-) -> tuple[list[int], list[bool], Tensor, Tensor]:
+) -> tuple[list[int], list[bool], Tensor, Tensor, list[tuple[float, float]]]:
     """Of every row of `logits` [n, V] the likeliest id and whether it is broken; of the rows `few`, those that
-    have a filter, the candidates and their mass [s, K]."""
+    have a filter, the candidates and their mass [s, K]; of those whose sums are wanted, the highest logit and the
+    sum of exp((x - highest) / temperature)."""
     count, vocab = logits.shape
     told = array("b", b"".join(filters))
     wrote = array("q", bytes(8 * (3 * count + 1)))  # best, broken, candidates of each row; the most of them
     read, write = told.buffer_info()[0], wrote.buffer_info()[0]
+    sums = array("d", bytes(16 * count))
     room = min(_ROOM, vocab) if few else 0
     while True:
         ids, mass = torch.empty((count, room), dtype=torch.int64), torch.empty((count, room))
-        sizes = (count, vocab, room, torch.get_num_threads())
-        _library().shape_rows(_LAWS.pack(*sizes, logits.data_ptr(), read, ids.data_ptr(), mass.data_ptr(), write))
+        everything = _LAWS.pack(
+            count, vocab, room, torch.get_num_threads(), logits.data_ptr(), read, ids.data_ptr(), mass.data_ptr(),
+            write, sums.buffer_info()[0],
+        )  # fmt: skip
+        _library().shape_rows(everything)
         if (most := wrote[-1]) <= room:
             break
         room = most
     if len(few) < count:
         ids, mass = ids[few], mass[few]
     best, broken = wrote[:count].tolist(), [bool(odd) for odd in wrote[count : 2 * count]]
-    return best, broken, ids.narrow(1, 0, most), mass.narrow(1, 0, most)
+    norms = list(zip(sums[::2], sums[1::2], strict=True))
+    return best, broken, ids.narrow(1, 0, most), mass.narrow(1, 0, most), norms
 
 
 def race(mass: Tensor, row: int, key: int, ids: Tensor | None) -> int:
     """One id drawn from row `row` of float32 `mass` [n, K]: core/noise.py says how. ids: [n, K] or None."""
     where = None if ids is None else ids.data_ptr() + 8 * row * ids.stride(0)
     return int(_library().race_row(mass.data_ptr() + 4 * row * mass.stride(0), where, mass.shape[1], key))
+
+
+def race_logits(logits: Tensor, row: int, top: float, temperature: float, key: int) -> int:
+    """The same with mass exp((x - top) / temperature) of row `row` of `logits` [n, V]."""
+    where = logits.data_ptr() + 4 * row * logits.stride(0)
+    return int(_library().race_logits(where, logits.shape[1], top, 1 / temperature, key))
 
 
 def races(mass: Tensor, ids: Tensor | None) -> bool:
@@ -125,7 +139,8 @@ def _library() -> Any:
     made = build.library("law.c")
     if made is not None:
         made.shape_rows.restype = None
-        made.race_row.restype = c_int64
+        made.race_row.restype = made.race_logits.restype = c_int64
+        made.race_logits.argtypes = [c_void_p, c_int64, c_float, c_float, c_uint64]
         made.look_up.restype = made.edit_rows.restype = None
         made.look_up.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]
         made.shape_rows.argtypes = made.edit_rows.argtypes = [ctypes.c_char_p]
