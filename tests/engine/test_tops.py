@@ -1,83 +1,52 @@
-"""The likeliest ids of every row: they are those of topk, and they reach the drafters that ask."""
+"""The likeliest ids of rows, in C and in torch: the same values, ties and NaN included."""
 
 from __future__ import annotations
+
+import random
 
 import pytest
 import torch
 
-from sooner.config import Budget, EngineConfig
-from sooner.control.fixed import FixedController
-from sooner.core.tree import ROOT, Draft
-from sooner.draft.protocol import Outcome
-from sooner.engine.engine import Engine
-from sooner.engine.tops import likeliest
-from sooner.errors import DraftError
-from sooner.params import SamplingParams
-from sooner.testing import ScriptedDrafter, ToyModel
-
-TREE = Draft((1, 2, 3), (-1, 0, -1))
+from sooner.core.step import Segment, pack
+from sooner.core.tree import chain
+from sooner.draft.protocol import Tops
+from sooner.engine.tops import tops
+from sooner.native import law as native
 
 
-@pytest.mark.parametrize("vocab", [5, 1024, 20_000, 16_384, 17_409])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_they_are_those_of_topk(vocab: int, dtype: torch.dtype) -> None:
-    logits = torch.randn((3, vocab), generator=torch.Generator().manual_seed(0)).to(dtype)
-    logits[0, -4:] = 9.0 + torch.arange(4).to(dtype)  # several in the last fold
-    logits[1, [1, 3]] = 8.0
-    values, ids = likeliest(logits, 4)
-    assert torch.equal(values, logits.topk(4, dim=-1).values)
-    assert torch.equal(logits.gather(-1, ids), values)
-    assert all(len(set(row)) == 4 for row in ids.tolist())
+def both(logits: torch.Tensor, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tops, Tops]:
+    step = pack([Segment(0, 0, (1,), chain([2] * (len(logits) - 1)))])
+    (ours,) = tops(logits, step, count)
+    with monkeypatch.context() as patch:
+        patch.setattr(native, "serves", lambda logits: False)
+        (theirs,) = tops(logits, step, count)
+    assert ours is not None
+    assert theirs is not None
+    return ours, theirs
 
 
-class Asking(ScriptedDrafter):
-    tops = 3
+@pytest.mark.parametrize("vocab", [1, 5, 40, 3000, 20_011])
+@pytest.mark.parametrize("count", [1, 8, 64])
+def test_they_are_those_of_torch(vocab: int, count: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    dice = random.Random(vocab + count)
+    for turn in range(6):
+        logits = torch.randn((5, vocab), generator=torch.Generator().manual_seed(dice.randrange(1 << 30)))
+        if turn % 2:
+            logits = (logits * 2).round() / 2
+        if turn % 3 == 2:
+            logits[1, vocab // 3 :] = -torch.inf
+            logits[2] = -torch.inf
+        ours, theirs = both(logits, count, monkeypatch)
+        assert ours.logits == theirs.logits
+        for r, (ids, values) in enumerate(zip(ours.ids, ours.logits, strict=True)):
+            assert len(set(ids)) == len(ids) == min(count, vocab)
+            assert tuple(logits[r, list(ids)].tolist()) == values
 
 
-def outcomes(drafter: ScriptedDrafter, prompts: list[list[int]]) -> list[Outcome]:
-    engine = Engine(ToyModel(17), drafter, FixedController(Budget(3, 3, 9)), config=EngineConfig(4, 64, 4))
-    for prompt in prompts:
-        engine.add(prompt, SamplingParams(max_tokens=12, repetition_penalty=1.3))
-    while engine.busy:
-        engine.step()
-    assert engine.guard.failures == {}
-    return drafter.outcomes
-
-
-def test_root_and_nodes_come_with_the_models_own_likeliest_ids() -> None:
-    seen = outcomes(
-        Asking(lambda context, budget: TREE if budget.nodes > 2 and budget.depth > 1 else Draft()),
-        [[3, 1, 4, 1, 5, 9]],
-    )
-    text = [3, 1, 4, 1, 5, 9]
-    with_draft = 0
-    for outcome in seen:
-        if not outcome.tokens:
-            assert outcome.tops is None  # a prompt chunk, whose laws nobody wanted
-            continue
-        assert outcome.tops is not None
-        assert outcome.tail == tuple(text[-3:])
-        paths: list[tuple[int, ...]] = [()]
-        for token, parent in zip(outcome.draft.tokens, outcome.draft.parents, strict=True):
-            paths.append((*paths[0 if parent == ROOT else parent + 1], token))
-        assert len(outcome.tops.ids) == len(outcome.tops.logits) == len(paths)
-        for path, ids, logits in zip(paths, outcome.tops.ids, outcome.tops.logits, strict=True):
-            best = ToyModel(17).next_logits([*text, *path]).topk(3)
-            assert ids == tuple(best.indices.tolist())
-            assert logits == pytest.approx(best.values.tolist())
-        text += outcome.tokens
-        with_draft += len(outcome.draft) > 0
-    assert with_draft > 3
-
-
-def test_nobody_pays_who_does_not_ask() -> None:
-    seen = outcomes(ScriptedDrafter(lambda context, budget: Draft()), [[1], [2, 3]])
-    assert {outcome.tops for outcome in seen} == {None}
-
-
-@pytest.mark.parametrize("wanted", [-1, 65, 2.5, "8"])
-def test_a_drafter_that_wants_a_strange_number_of_them_is_refused(wanted: object) -> None:
-    drafter = Asking(lambda context, budget: Draft())
-    drafter.tops = wanted  # type: ignore[assignment]  # on purpose
-    with pytest.raises(DraftError, match="tops; from 0 to 64"):
-        Engine(ToyModel(), drafter, FixedController(Budget.chain(0)))
+def test_a_row_with_nan_has_no_likeliest_ids(monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = torch.randn((3, 500), generator=torch.Generator().manual_seed(1))
+    logits[1, 400] = torch.nan
+    ours, theirs = both(logits, 8, monkeypatch)
+    assert ours.logits[1][0] != ours.logits[1][0]
+    assert theirs.logits[1][0] != theirs.logits[1][0]
+    assert (ours.logits[0], ours.logits[2]) == (theirs.logits[0], theirs.logits[2])

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from sooner.core.step import Step
 from sooner.draft.protocol import Tops
+from sooner.native import law as native
 
 MOST = 64
 _LANE = 1024  # the vocabulary is folded into rows of so many ids, whose maxima are found in one sweep
@@ -16,14 +17,18 @@ def tops(logits: Tensor, step: Step, count: int) -> list[Tops | None]:
     """For each segment of the step the `count` likeliest ids after its root and nodes; None without laws."""
     if not count or all(first is None for first in step.law_starts):
         return [None] * len(step.segments)
-    values, ids = likeliest(logits, min(count, logits.shape[-1]))
-    listed, known = ids.tolist(), values.float().tolist()
+    count = min(count, logits.shape[-1])
+    if native.serves(logits):
+        values, ids = native.likeliest(logits, count)
+    else:
+        best = likeliest(logits, count)
+        values, ids = best[0].float().flatten().tolist(), best[1].flatten().tolist()
+    known = [tuple(values[at : at + count]) for at in range(0, len(values), count)]
+    listed = [tuple(ids[at : at + count]) for at in range(0, len(ids), count)]
     found: list[Tops | None] = []
     for segment, first in zip(step.segments, step.law_starts, strict=True):
         rows = slice(0, 0) if first is None else slice(first, first + 1 + len(segment.draft))
-        found.append(
-            None if first is None else Tops(tuple(map(tuple, listed[rows])), tuple(map(tuple, known[rows])))
-        )
+        found.append(None if first is None else Tops(tuple(listed[rows]), tuple(known[rows])))
     return found
 
 

@@ -71,6 +71,23 @@ def shape(
     return best, broken, ids.narrow(1, 0, most), mass.narrow(1, 0, most), norms
 
 
+def likeliest(logits: Tensor, count: int) -> tuple[list[float], list[int]]:
+    """The `count` likeliest ids of every row of `logits` [n, V], best first: values and ids, row after row. A row
+    with NaN has NaN alone."""
+    rows, vocab = logits.shape
+    ids, values = array("q", bytes(8 * rows * count)), array("f", bytes(4 * rows * count))
+    _library().likeliest_rows(
+        logits.data_ptr(),
+        rows,
+        vocab,
+        count,
+        torch.get_num_threads(),
+        ids.buffer_info()[0],
+        values.buffer_info()[0],
+    )
+    return values.tolist(), ids.tolist()
+
+
 def race(mass: Tensor, row: int, key: int, ids: Tensor | None) -> int:
     """One id drawn from row `row` of float32 `mass` [n, K]: core/noise.py says how. ids: [n, K] or None."""
     where = None if ids is None else ids.data_ptr() + 8 * row * ids.stride(0)
@@ -142,6 +159,8 @@ def _library() -> Any:
         made.race_row.restype = made.race_logits.restype = c_int64
         made.race_logits.argtypes = [c_void_p, c_int64, c_float, c_float, c_uint64]
         made.look_up.restype = made.edit_rows.restype = None
+        made.likeliest_rows.restype = None
+        made.likeliest_rows.argtypes = [c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]
         made.look_up.argtypes = [c_void_p, c_void_p, c_int64, c_int64, c_int64, c_int64, c_void_p, c_void_p]
         made.shape_rows.argtypes = made.edit_rows.argtypes = [ctypes.c_char_p]
         made.race_row.argtypes = [c_void_p, c_void_p, c_int64, c_uint64]
