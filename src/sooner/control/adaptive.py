@@ -16,7 +16,7 @@ from sooner.config import Budget
 from sooner.control.belief import Beliefs
 from sooner.control.cost import Asked, DraftCost, Load, PassCost
 from sooner.control.fixed import NOTHING, wished, wished_note
-from sooner.control.protocol import Guess, Note, StepRecord, Tried, View
+from sooner.control.protocol import Guess, Note, StepRecord, View
 from sooner.control.shapes import Shapes, levels
 from sooner.params import Speculation
 
@@ -31,6 +31,7 @@ _EXPLORE = 0.01  # share of the time that may go into asking where it does not s
 _PAUSE = 6  # steps that a request is left alone between two such questions
 _PROBE_DEPTH = 4
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
+_OFTEN = 3  # of passes with guesses, one in three; a number that has nothing to do with the other
 _WELL_KNOWN, _SELDOM = 100, 8  # measurements after which a cost is known well, and one pass in eight will do
 _NEGLIGIBLE = 0.02  # chances that are not looked at
 _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
@@ -45,17 +46,19 @@ _SLOW, _FAST = 0.12, 0.5  # how fast the worth of asking falls and rises
 @dataclass(slots=True)
 class _State:
     """What is kept for one request. worth: tokens an answer brought, what its rows cost taken off; wanted: nodes
-    of it that were kept lately, at most."""
+    of it that were kept lately, at most; turn: when it was asked last, or came; plain_s, taken_s: the
+    controller's sums when it came; more_s: what its accepted guesses would have taken without."""
 
-    asked: Speculation = "auto"
+    asked: Speculation
+    turn: int
+    plain_s: float
+    taken_s: float
+    more_s: float = 0.0
     worth: float | None = None
     wanted: float = float(_FIRST_NODES)
-    idle: int = 0  # steps since it was asked
     ever: bool = False
     offered: int = 0
     kept: int = 0
-    plain_s: float = 0.0
-    taken_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -70,7 +73,7 @@ class _Now:
     decode_s: float
     rate: float
     price: float
-    asked: list[str] = field(default_factory=list)
+    asked: dict[str, int] = field(default_factory=dict)
     steady: bool = True
     depth: int = 0
 
@@ -96,7 +99,9 @@ class AdaptiveController:
         self._since_draft = self._since_plain = 0
         # Seconds to spend on questions, and to be earned by right answers; what a question costs.
         self._credit = self._bonus = self._question = 0.0
-        self._turn = self._passes = 0
+        self._turn = 0
+        self._rest = 0  # the turn before which there is nothing to decide for those that are known
+        self._plain_s = self._taken_s = 0.0  # all passes that brought tokens: without guesses, and as they were
         self._cheap = True  # drafting for all takes so little that it needs no choice of depth
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
 
@@ -104,18 +109,34 @@ class AdaptiveController:
 
     def budgets(self, views: Sequence[View]) -> list[Budget]:
         now = self._now = self._prepare(views)
+        self._turn += 1
+        fresh = self._welcome(views)
+        if self._turn < self._rest and not fresh:
+            return self._given(views, {})
         free = [view for view in views if view.whole and view.speculation == "auto"]
-        for view in views:
-            self._state(view.request_id).asked = view.speculation
-        asked = {} if self.limit.empty or not free else self._choose(free, now)
-        now.asked = list(asked)
+        asked = now.asked = {} if self.limit.empty or not free else self._choose(free, now)
         now.depth = max(asked.values(), default=0)
-        for view in free:
-            state = self._state(view.request_id)
-            now.steady &= view.request_id not in asked or (state.ever and state.idle < 4 * _PAUSE)
-            state.idle = 0 if view.request_id in asked else state.idle + 1
-            state.ever |= view.request_id in asked
-        return [self._budget(view, asked) for view in views]
+        for name in asked:
+            state = self._states[name]
+            now.steady &= state.ever and self._turn - state.turn <= 4 * _PAUSE
+            state.turn, state.ever = self._turn, True
+        return self._given(views, asked)
+
+    def _welcome(self, views: Sequence[View]) -> bool:
+        """Whether some are here for the first time."""
+        new = [view for view in views if view.request_id not in self._states and view.whole]
+        for view in new:
+            state = _State(view.speculation, self._turn, self._plain_s, self._taken_s)
+            self._states[view.request_id] = state
+        return bool(new)
+
+    def _given(self, views: Sequence[View], asked: dict[str, int]) -> list[Budget]:
+        return [
+            NOTHING
+            if not view.whole or (view.speculation == "auto" and view.request_id not in asked)
+            else self._budget(view, asked)
+            for view in views
+        ]
 
     def _prepare(self, views: Sequence[View]) -> _Now:
         passes = self.costs.passes
@@ -130,13 +151,11 @@ class AdaptiveController:
         return _Now(load, ready, plain_s, decode, decode_s, rate, rate * max(self._gain, 1.0))
 
     def _budget(self, view: View, asked: dict[str, int]) -> Budget:
-        if not view.whole or (view.speculation == "auto" and view.request_id not in asked):
-            return NOTHING
         if view.speculation != "auto":
             return wished(view, self.limit)
         nodes = self.limit.nodes
         if self._cheap:  # what has a price of its own has its depth chosen by it
-            nodes = min(nodes, int(_ROOMY * self._state(view.request_id).wanted) + _SPARE)
+            nodes = min(nodes, int(_ROOMY * self._states[view.request_id].wanted) + _SPARE)
         return Budget(asked[view.request_id], self.limit.width, nodes)
 
     def _choose(self, free: Sequence[View], now: _Now) -> dict[str, int]:
@@ -157,16 +176,22 @@ class AdaptiveController:
         depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
         each = self.costs.drafts.seconds(Asked(1, min(self.shapes.usual, depth)))
         self._explore([view for view in free if view.request_id not in chosen], chosen, depth, each)
+        if not chosen and self._cheap:  # nothing changes until a question can be paid for
+            wait = int((each - self._credit) / (_EXPLORE * plain))
+            self._rest = self._turn + 1 + min(max(wait, 0), _PAUSE)
+            self._credit += (self._rest - self._turn - 1) * _EXPLORE * plain
         return chosen
 
     def _pays(self, view: View, seconds: float, now: _Now) -> bool:
-        worth = self._state(view.request_id).worth
+        worth = self._states[view.request_id].worth
         return worth is None or worth > seconds * now.price
 
     def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int, each: float) -> None:
         """Ask some that seem not worth asking, the longest unasked first. each: seconds that takes."""
-        for view in sorted(rest, key=lambda v: -self._state(v.request_id).idle):
-            if self._credit < each or self._state(view.request_id).idle < _PAUSE:
+        if self._credit < each:
+            return
+        for view in sorted(rest, key=lambda v: self._states[v.request_id].turn):
+            if self._credit < each or self._turn - self._states[view.request_id].turn < _PAUSE:
                 return
             self._credit, self._question = self._credit - each, each
             chosen[view.request_id] = depth
@@ -190,6 +215,8 @@ class AdaptiveController:
     # After drafting.
 
     def keep(self, views: Sequence[View], guesses: Sequence[Guess]) -> list[tuple[int, ...] | None]:
+        if not any(map(len, guesses)):
+            return self._nothing(views)
         now = self._now or self._prepare(views)
         free = [i for i, view in enumerate(views) if view.speculation == "auto"]
         nodes: list[tuple[float, int, int]] = []
@@ -207,6 +234,17 @@ class AdaptiveController:
         self._reckon(views, nodes[:count], now, price)
         self._remember(views, guesses, kept, now)
         return [tuple(sorted(kept[i])) if i in kept else None for i in range(len(views))]
+
+    def _nothing(self, views: Sequence[View]) -> list[tuple[int, ...] | None]:
+        """There was no answer, or no question."""
+        self._since_plain = 0
+        asked = self._now.asked if self._now is not None else {}
+        for name in asked:
+            state = self._states[name]
+            state.worth = (state.worth or 0.0) * (1 - _SLOW)
+        if asked and self._now is not None:
+            self.shapes.add(Guess(), (), self._now.depth)
+        return [() if view.speculation == "auto" else None for view in views]
 
     def _count(self, values: Sequence[float], now: _Now, fixed: int) -> tuple[int, float]:
         """How many of the nodes, best first, are worth their rows; and the price of a second that says so.
@@ -257,7 +295,7 @@ class AdaptiveController:
             if name in worth:
                 worth[name] += -value - toll
         for name, new in worth.items():
-            state = self._state(name)
+            state = self._states[name]
             old = state.worth or 0.0
             state.worth = new if state.worth is None else old + (_FAST if new > old else _SLOW) * (new - old)
 
@@ -265,12 +303,10 @@ class AdaptiveController:
         self, views: Sequence[View], guesses: Sequence[Guess], kept: dict[int, list[int]], now: _Now
     ) -> None:
         """How many nodes of an answer are worth a row, and how answers are shaped."""
-        self._turn += 1
-        asked = set(now.asked)
-        answers = [i for i in kept if views[i].request_id in asked]
+        answers = [i for i in kept if views[i].request_id in now.asked]
         for i in answers:
             if len(guesses[i]):
-                state = self._state(views[i].request_id)
+                state = self._states[views[i].request_id]
                 state.offered += 1
                 state.wanted = max(float(len(kept[i])), _FORGET * state.wanted)
         if answers and self._turn > _WELL_KNOWN:  # one at times is enough then
@@ -286,12 +322,11 @@ class AdaptiveController:
             return
         load = Load(record.rows, record.requests, record.context or now.load.context)
         spent = record.step_s - record.draft_s  # what else a step takes is a matter of its rows and requests too
-        drafted = any(tried.kept for tried in record.tried)
-        self._since_draft = 0 if drafted else self._since_draft
-        self._since_plain = self._since_plain if drafted else 0
-        self._passes += 1
-        self.costs.passes.observe(load, spent)
-        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or self._passes % _SELDOM == 0):
+        seldom = self._turn % _SELDOM == 0
+        often = record.rows != now.load.rows and self._turn % _OFTEN == 0
+        if seldom or often or self.costs.passes.seen < _WELL_KNOWN:
+            self.costs.passes.observe(load, spent)
+        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
             reached = max((max(levels(tried.guess), default=0) for tried in record.tried), default=0)
             self.costs.drafts.observe(Asked(len(now.asked), reached), record.draft_s)
             self.shapes.tried(now.depth, reached, record.draft_s <= _CHEAP * now.decode_s)
@@ -299,24 +334,36 @@ class AdaptiveController:
         if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
             gain = record.emitted * now.plain_s / (now.ready * total)
             self._gain += (1 - _FADE) * (min(gain, 64.0) - self._gain)
-        for tried in record.tried:
-            self._note(tried, now, total)
+        if now.ready and now.plain_s > 0:
+            self._plain_s += now.plain_s
+            self._taken_s += total
+        if record.drafted or now.asked or self.beliefs.waiting:
+            self._learn(record, now)
 
-    def _note(self, tried: Tried, now: _Now, total: float) -> None:
-        # A question that was answered rightly earns the next one, so that a change is followed up at once.
-        right = self.beliefs.learn(tried)
-        earned = 0.0 if tried.kept else min(0.5 * right * self._question, self._bonus)
-        self._credit, self._bonus = self._credit + earned, self._bonus - earned
-        state = self._state(tried.request_id)
-        state.kept += len(tried.kept) > 0
-        if tried.tokens and now.plain_s > 0:
-            state.plain_s += len(tried.tokens) * now.plain_s
-            state.taken_s += total
+    def _learn(self, record: StepRecord, now: _Now) -> None:
+        """What became of guesses, taken or not."""
+        if any(tried.kept for tried in record.tried):
+            self._since_draft = 0
+        else:
+            self._since_plain = 0
+        waiting = self.beliefs.waiting
+        for tried in record.tried:
+            if len(tried.guess) or tried.request_id in waiting:
+                # A question that was answered rightly earns the next one: a change is followed up at once.
+                right = self.beliefs.learn(tried)
+                earned = 0.0 if tried.kept else min(0.5 * right * self._question, self._bonus)
+                self._credit, self._bonus = self._credit + earned, self._bonus - earned
+                self._rest = 0 if right else self._rest
+            if tried.kept and tried.request_id in self._states:
+                state = self._states[tried.request_id]
+                state.kept += 1
+                state.more_s += (len(tried.tokens) - 1) * now.plain_s
 
     def leave(self, request_id: str) -> Note:
-        state = self._states.pop(request_id, _State())
+        state = self._states.pop(request_id, None) or _State("auto", self._turn, self._plain_s, self._taken_s)
         self.beliefs.forget(request_id)
-        speedup = state.plain_s / state.taken_s if state.taken_s > 0 and self.costs.passes.seen > 3 else None
+        plain_s, taken_s = self._plain_s - state.plain_s + state.more_s, self._taken_s - state.taken_s
+        speedup = plain_s / taken_s if taken_s > 0 and self.costs.passes.seen > 3 else None
         if state.asked != "auto":
             note = wished_note(state.asked)
             return Note(note.used, note.why_off, speedup)
@@ -326,14 +373,8 @@ class AdaptiveController:
         if self.limit.empty:
             return "k is 0"
         if not state.ever:
-            return "drafting does not pay at this load" if state.idle else "the text ended first"
+            return "drafting does not pay at this load" if self._turn > state.turn else "the text ended first"
         return "the guesses were not worth their rows" if state.offered else "the drafter had no guess"
-
-    def _state(self, request_id: str) -> _State:
-        found = self._states.get(request_id)
-        if found is None:
-            found = self._states[request_id] = _State()
-        return found
 
 
 def _more(load: Load, rows: int) -> Load:

@@ -78,6 +78,7 @@ class Beliefs:
         self._own: dict[str, _Own] = {}
         self._shapes: dict[int, _Known] = {}
         self._chain: list[float] = []
+        self.waiting: set[str] = set()  # requests with a guess that the text is still being compared with
 
     def survivals(self, request_id: str, guess: Guess, floor: float = 0.0) -> list[float]:
         """The chance of each node that the whole path down to it is accepted; never above its parent's.
@@ -109,7 +110,16 @@ class Beliefs:
 
     def learn(self, tried: Tried) -> int:
         """Take in what one pass brought for a request. Returns how many guesses not verified were right."""
-        own, guess = self._of(tried.request_id), tried.guess
+        own = self._of(tried.request_id)
+        right = self._follow(own, tried)
+        if own.pending is None:
+            self.waiting.discard(tried.request_id)
+        else:
+            self.waiting.add(tried.request_id)
+        return right
+
+    def _follow(self, own: _Own, tried: Tried) -> int:
+        guess = tried.guess
         if tried.kept:
             own.pending = self._verified(own, tried)
             return self._compare(own, tried.tokens[len(tried.path) :])
@@ -124,6 +134,7 @@ class Beliefs:
 
     def forget(self, request_id: str) -> None:
         self._own.pop(request_id, None)
+        self.waiting.discard(request_id)
 
     def _verified(self, own: _Own, tried: Tried) -> _Pending | None:
         """Learn from the nodes that were judged; what was left out below them can still be compared."""
