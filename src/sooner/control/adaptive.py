@@ -38,7 +38,7 @@ _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would ha
 _PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
 _PLAIN_FIRST = 4  # of those without, before it is known what they cost; every tenth until then
 _CLEAR = 1.2
-_MARGIN = 1.03  # by which a node has to be worth more than its row: of many, those look best that are overrated
+_MARGIN = 1.06  # by which a node has to be worth more than its row: of many, those look best that are overrated
 _FADE = 0.93  # of the speed-up seen, a step
 _SLOW, _FAST = 0.12, 0.5  # how fast the worth of asking falls and rises
 
