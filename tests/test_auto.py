@@ -11,6 +11,7 @@ from sooner.config import Budget
 from sooner.control.protocol import View
 from sooner.draft.table import build, load, save
 from sooner.errors import ConfigError
+from sooner.heads import medusa as medusa_files
 from sooner.llm import LLM
 from sooner.model import load as loading
 from sooner.params import SamplingParams
@@ -97,6 +98,13 @@ def test_heads_that_come_along_are_found_without_a_folder(target: loading.Loaded
 def test_a_target_without_heads_is_named(tiny: Path, draft: str) -> None:
     with pytest.raises(ConfigError, match=r"no head comes with the package.*FOLDER"):
         LLM(str(tiny), draft, dtype="float32", device="cpu")
+
+
+@pytest.mark.parametrize("path", sorted(shipped.DATA.glob("medusa-*")), ids=lambda p: p.name)
+def test_shipped_medusa_heads_are_whole_and_small(path: Path) -> None:
+    found = medusa_files.load(path)
+    assert found.ids is not None
+    assert not found.own_lm_heads
 
 
 def test_what_comes_along_is_small() -> None:
