@@ -62,3 +62,13 @@ def test_a_model_that_came_loaded_leaves_no_file(tiny: Path, cache: Path) -> Non
     for _ in range(3):
         sooner.LLM(target, draft="lookup").generate(PROMPT, PARAMS)
     assert not (cache / "costs").exists()
+
+
+def test_a_limit_of_memory_may_be_words_or_bytes(tiny: Path, cache: Path) -> None:
+    words = sooner.LLM(str(tiny), kv_memory="2MiB", dtype="float32")
+    assert words.engine.config.kv_memory == 2 * 2**20
+    bytes_of = sooner.LLM(str(tiny), kv_memory=2**20, config=sooner.EngineConfig(max_requests=3), dtype="float32")
+    assert (bytes_of.engine.config.kv_memory, bytes_of.engine.config.max_requests) == (2**20, 3)
+    texts = words.generate([PROMPT, PROMPT[1:]], PARAMS)
+    assert [len(text.token_ids) for text in texts] == [60, 60]
+    assert words.target.model.lanes.bytes <= 2 * 2**20

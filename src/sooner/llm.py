@@ -9,7 +9,7 @@ from typing import overload
 
 from sooner import shipped
 from sooner.cache import cache_root
-from sooner.config import MAX_K, Budget, EngineConfig
+from sooner.config import MAX_K, Budget, EngineConfig, parse_bytes
 from sooner.control.adaptive import AdaptiveController
 from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller
@@ -95,6 +95,8 @@ class LLM:
     allow_pickles: read draft heads from .pt and .bin files too; they hold tensors only, or are refused.
     threads: that the CPU computes with, for the whole process; None = as many as pay on this machine.
     controller: a policy of its own instead of k and width.
+    kv_memory: most memory for keys and values, of target and drafter together: bytes, or "512MiB"; None = as much
+        as is needed. `str(llm.engine.memory)` says how far it goes. It replaces that of `config`.
 
     Safe to use from several threads; calls that overlap share the passes.
     """
@@ -115,10 +117,12 @@ class LLM:
         context_limit: int | None = None,
         controller: Controller | None = None,
         config: EngineConfig | None = None,
+        kv_memory: int | str | None = None,
         allow_pickles: bool = False,
     ) -> None:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
         budget_for("", k, width)  # what is wrong with them is said before a model is loaded
+        config = _limited(config, kv_memory)
         by_name = isinstance(model, str)
         if isinstance(model, str):
             model = loading.load(
@@ -360,6 +364,13 @@ def _fitted(
 
 def _cost_file(target: loading.Loaded, drafter: Drafter) -> CostFile:
     return CostFile(cache_root() / "costs", target.costs_depend_on, drafter.name)
+
+
+def _limited(config: EngineConfig | None, kv_memory: int | str | None) -> EngineConfig | None:
+    if kv_memory is None:
+        return config
+    size = parse_bytes("kv_memory", kv_memory) if isinstance(kv_memory, str) else kv_memory
+    return replace(config or EngineConfig(), kv_memory=size)
 
 
 def _adaptive(limit: Budget, file: CostFile | None) -> Controller:

@@ -169,3 +169,11 @@ def test_a_broken_line_of_a_trace_is_named(sooner: Sooner, tiny: Path, trace: Pa
     trace.write_text(trace.read_text() + '{"question_id": 1, "category": "qa"}\n')
     said = sooner("bench", "--model", tiny, "--trace", trace).complaint
     assert said == f"{trace} line 5 has no 'turns'."
+
+
+def test_a_memory_limit_under_load_is_stated_and_goes_with_concurrency(bench: Sooner) -> None:
+    error = bench("--kv-memory", "4MiB").complaint
+    assert error == "--kv-memory limits many requests at once; give --concurrency too."
+    ended = bench("--kv-memory", "4MiB", "--concurrency", "2", "--limit", 2, "--dtype", "float32")
+    assert "at most 4194304 bytes" in ended.err
+    assert all(row["failed"] == 0 for row in values(ended)["results"])

@@ -311,3 +311,21 @@ def test_an_expected_text_is_a_draft(generate: Sooner, tmp_path: Path) -> None:
     refused = generate("--prediction", "any text")
     assert (refused.status, refused.out) == (2, "")
     assert "--prediction is used by --draft prediction only" in refused.err
+
+
+def test_a_memory_limit_is_stated_and_kept(sooner: Sooner, tiny: Path) -> None:
+    ended = sooner(
+        "generate", "once", "--model", tiny, "--max-tokens", 8, "--kv-memory", "4MiB", "--dtype", "float32"
+    )
+    assert ended.status == 0
+    assert "at most 4194304 bytes" in ended.err.splitlines()[0]
+
+
+def test_a_memory_limit_that_holds_nothing_is_refused_by_its_option(sooner: Sooner, tiny: Path) -> None:
+    error = sooner("generate", "once", "--model", tiny, "--kv-memory", "100").complaint
+    assert error.startswith("--kv-memory of 100 bytes does not hold a single short text")
+
+
+def test_a_memory_limit_needs_a_unit_that_exists(sooner: Sooner, tiny: Path) -> None:
+    error = sooner("generate", "once", "--model", tiny, "--kv-memory", "4 apples").complaint
+    assert error == "--kv-memory must be a size like 512MiB or 2GiB, got '4 apples'."

@@ -12,6 +12,7 @@ from sooner.cli import options
 from sooner.cli.load import Wishes, bench_load
 from sooner.cli.pull import pull_first
 from sooner.cli.terminal import console, progress
+from sooner.errors import ConfigError
 from sooner.measure.workload import choose, read
 from sooner.model.pull import DEFAULT_MODEL
 from sooner.params import SamplingParams
@@ -47,6 +48,7 @@ def bench(
     runtime: options.Runtime = "auto",
     quantize: options.Quantize = None,
     threads: options.Threads = None,
+    kv_memory: options.KvMemory = None,
     raw: options.Raw = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Show where the time goes: the target's pass, and all around it.")
@@ -74,6 +76,8 @@ def bench(
     With --concurrency the requests overlap, and the first draft named is run with 2, 4, 8 and as many guesses as
     pay, beside plain decoding; figures have the names of `vllm bench serve`.
     """
+    if kv_memory is not None and concurrency is None:
+        raise ConfigError("kv_memory limits many requests at once; give --concurrency too.")
     params = SamplingParams(max_tokens=max_tokens, temperature=temperature, seed=seed)
     questions = choose(read(trace), limit=limit, categories=category.split(",") if category else ())
     names = tuple(drafts.split(","))
@@ -81,7 +85,7 @@ def bench(
     if concurrency is not None:
         draft = next((name for name in names if name != "none"), "none")
         how = (dtype, device, runtime, quantize, threads)
-        wishes = Wishes(model, draft, concurrency, arrival, plot, repeat, width, *how, raw, only_json)
+        wishes = Wishes(model, draft, concurrency, arrival, plot, repeat, width, *how, kv_memory, raw, only_json)
         bench_load(wishes, questions, params)
         return
     with progress(f"loading {model}") as (advance, expect):

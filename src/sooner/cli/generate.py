@@ -103,6 +103,7 @@ def generate(
     runtime: options.Runtime = "auto",
     quantize: options.Quantize = None,
     threads: options.Threads = None,
+    kv_memory: options.KvMemory = None,
     raw: options.Raw = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object instead of the text.")] = False,
 ) -> None:
@@ -153,8 +154,11 @@ def generate(
             quantize=quantize,
             threads=threads,
             allow_pickles=allow_pickles,
+            kv_memory=kv_memory,
         )
         ids = llm.encode(text) if raw else llm.encode_chat(text)
+    if kv_memory is not None:
+        dim(str(llm.engine.memory))
     written = _follow(llm, ids, params, _nothing if as_json else _show)
     if as_json:
         typer.echo(json.dumps({"model": model, "draft": draft, **_values(llm, ids, written)}))

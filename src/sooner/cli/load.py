@@ -9,7 +9,7 @@ from pathlib import Path
 
 import typer
 
-from sooner.cli.terminal import console, progress
+from sooner.cli.terminal import console, dim, progress
 from sooner.errors import ConfigError
 from sooner.measure.workload import Question
 from sooner.params import SamplingParams
@@ -31,6 +31,7 @@ class Wishes:
     runtime: str
     quantize: str | None
     threads: int | None
+    kv_memory: str | None
     raw: bool
     only_json: bool
 
@@ -55,11 +56,13 @@ def bench_load(wishes: Wishes, questions: Sequence[Question], params: SamplingPa
             plots.writable([wishes.plot])
         target = open_target(wishes)
         prompts = encode(target, questions, raw=wishes.raw, room=params.max_tokens or 1)
-        engines = load.contenders(target, wishes.draft, levels, wishes.width)
+        engines = load.contenders(target, wishes.draft, levels, wishes.width, wishes.kv_memory)
         expect(len(engines) * len(levels) * wishes.repeat)
         orders = [load.Order(tuple(prompt), params) for prompt in prompts]
         seed = params.seed or 0
         found = load.bench(engines, orders, levels, arrival, repeats=wishes.repeat, seed=seed, progress=advance)
+    if wishes.kv_memory is not None:
+        dim(str(engines["adaptive"].memory))
     if wishes.plot is not None:
         plots.curves(found, wishes.plot)
     if not wishes.only_json:

@@ -42,6 +42,15 @@ Threads = Annotated[
         metavar="N", help="Threads the CPU computes with.", show_default="as many as pay on this machine"
     ),
 ]
+KvMemory = Annotated[
+    str | None,
+    typer.Option(
+        "--kv-memory",
+        metavar="SIZE",
+        help="Most memory for keys and values of target and drafter, like 512MiB.",
+        show_default="as much as is needed",
+    ),
+]
 Raw = Annotated[bool, typer.Option("--raw", help="Give the prompt as it is, without the model's chat template.")]
 
 # First words of ConfigError messages that are parameters of the library with an option of the same name.
@@ -53,6 +62,7 @@ _PARAMETERS = frozenset(
         "device",
         "frequency_penalty",
         "k",
+        "kv_memory",
         "limit",
         "logit_bias",
         "logprobs",

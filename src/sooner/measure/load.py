@@ -268,14 +268,19 @@ FIXED = (2, 4, 8)
 KEYS = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "mean_itl_ms", "p99_itl_ms", "tokens_per_step")
 
 
-def contenders(target: Loaded, draft: str, concurrency: Sequence[int], width: int | None) -> dict[str, Engine]:
-    """Plain decoding, fixed drafts of 2, 4 and 8, and the adaptive controller, each an engine over one target."""
+def contenders(
+    target: Loaded, draft: str, concurrency: Sequence[int], width: int | None, kv_memory: str | None = None
+) -> dict[str, Engine]:
+    """Plain decoding, fixed drafts of 2, 4 and 8, and the adaptive controller, each an engine over one target.
+
+    kv_memory: the limit that each keeps by itself, as LLM takes it."""
     most = max(concurrency)
     # Shared beginnings would give the second to come what the first has computed.
     config = EngineConfig(max_requests=most, step_rows=max(1024, 64 * most), reuse_prefixes=False)
-    made = {"plain": LLM(target, "none", k=0, config=config).engine}
-    made |= {f"k={k}": LLM(target, draft, k=k, width=width, config=config).engine for k in FIXED}
-    return made | {"adaptive": LLM(target, draft, width=width, config=config).engine}
+    how: dict[str, Any] = {"config": config, "kv_memory": kv_memory}
+    made = {"plain": LLM(target, "none", k=0, **how).engine}
+    made |= {f"k={k}": LLM(target, draft, k=k, width=width, **how).engine for k in FIXED}
+    return made | {"adaptive": LLM(target, draft, width=width, **how).engine}
 
 
 def bench(
