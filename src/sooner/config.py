@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sooner.errors import ConfigError
 
@@ -84,3 +84,11 @@ def parse_bytes(name: str, text: str) -> int:
     if found is None or found[2] not in _UNITS or float(found[1]) * _UNITS[found[2]] < 1:
         raise ConfigError(f"{name} must be a size like 512MiB or 2GiB, got {text!r}.")
     return int(float(found[1]) * _UNITS[found[2]])
+
+
+def with_kv_memory(config: EngineConfig | None, size: int | str | None) -> EngineConfig | None:
+    """The configuration with another limit of memory, bytes or as `parse_bytes` takes them; None = as it is."""
+    if size is None:
+        return config
+    most = parse_bytes("kv_memory", size) if isinstance(size, str) else size
+    return replace(config or EngineConfig(), kv_memory=most)

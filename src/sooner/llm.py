@@ -9,7 +9,7 @@ from typing import overload
 
 from sooner import shipped
 from sooner.cache import cache_root
-from sooner.config import MAX_K, Budget, EngineConfig, parse_bytes
+from sooner.config import MAX_K, Budget, EngineConfig, with_kv_memory
 from sooner.control.adaptive import AdaptiveController
 from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller
@@ -122,7 +122,7 @@ class LLM:
     ) -> None:
         spec = registry.parse(draft, pickles=allow_pickles) if isinstance(draft, str) else None
         budget_for("", k, width)  # what is wrong with them is said before a model is loaded
-        config = _limited(config, kv_memory)
+        config = with_kv_memory(config, kv_memory)
         by_name = isinstance(model, str)
         if isinstance(model, str):
             model = loading.load(
@@ -364,13 +364,6 @@ def _fitted(
 
 def _cost_file(target: loading.Loaded, drafter: Drafter) -> CostFile:
     return CostFile(cache_root() / "costs", target.costs_depend_on, drafter.name)
-
-
-def _limited(config: EngineConfig | None, kv_memory: int | str | None) -> EngineConfig | None:
-    if kv_memory is None:
-        return config
-    size = parse_bytes("kv_memory", kv_memory) if isinstance(kv_memory, str) else kv_memory
-    return replace(config or EngineConfig(), kv_memory=size)
 
 
 def _adaptive(limit: Budget, file: CostFile | None) -> Controller:
