@@ -37,8 +37,8 @@ from rich.table import Table
 
 from sooner import SamplingParams
 from sooner.config import Budget, EngineConfig
-from sooner.control.adaptive import AdaptiveController, Costs
-from sooner.control.cost import PassCost
+from sooner.control.adaptive import AdaptiveController
+from sooner.control.cost import Costs, PassCost
 from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller
 from sooner.core.tree import Draft, chain

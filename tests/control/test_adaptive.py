@@ -94,6 +94,31 @@ def test_with_an_expensive_drafter_it_takes_longer_but_off_is_not_for_ever() -> 
     assert steps_until_drafting(MODEL) <= 120
 
 
+@pytest.mark.parametrize("jobs", [1, 8])
+def test_a_drafter_that_takes_longer_than_it_saves_is_left_alone(jobs: int) -> None:
+    """Always right, but a call takes twenty passes: asked twice until that is known, then once in 2,000 passes."""
+    calls: list[int] = []
+
+    def slow(asked: int, depth: int) -> float:
+        calls.append(asked)
+        return 0.5
+
+    run = adaptive(always(1.0), jobs, Machine(drafting=slow), 1000)
+    assert len(calls) <= 4
+    assert run.rate >= 0.9 * fixed(0, always(1.0), jobs, steps=1000)
+
+
+def test_a_drafter_that_was_slow_for_a_while_gets_another_chance() -> None:
+    calls: list[int] = []
+
+    def warming(asked: int, depth: int) -> float:
+        calls.append(asked)
+        return 0.05 if len(calls) < 5 else 1e-4
+
+    run = adaptive(always(0.9), 1, Machine(drafting=warming), 1500)
+    assert run.rate > 1.5 * fixed(0, always(0.9), 1, steps=1500)
+
+
 def test_a_request_that_asks_for_k_or_for_none_gets_it() -> None:
     jobs = [Job("off", lambda w: 1.0, "off"), Job("two", lambda w: 0.0, 2), Job("auto", lambda w: 1.0)]
     controller = AdaptiveController(Budget.chain(16))

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from sooner.config import Budget
 from sooner.control.belief import Beliefs
-from sooner.control.cost import Asked, DraftCost, Load, PassCost
+from sooner.control.cost import Asked, Costs, Load
 from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.protocol import Guess, Note, StepRecord, View
 from sooner.control.shapes import Shapes, levels
@@ -76,13 +76,6 @@ class _Now:
     asked: dict[str, int] = field(default_factory=dict)
     steady: bool = True
     depth: int = 0
-
-
-class Costs:
-    """What is known of the machine; shared by controllers over one model if they like."""
-
-    def __init__(self) -> None:
-        self.passes, self.drafts = PassCost(), DraftCost()
 
 
 class AdaptiveController:
@@ -162,7 +155,8 @@ class AdaptiveController:
         """Whom to ask, and how deep."""
         every = self.costs.drafts.seconds(Asked(len(free), self.shapes.usual))
         plain = now.decode_s
-        self._cheap = every <= _CHEAP * plain or self.costs.drafts.seen < _MEASURED
+        seen = self.costs.drafts.seen
+        self._cheap = every <= _CHEAP * plain or (seen < _MEASURED and not (seen and every > plain))
         deepest = self.shapes.safe
         if self._cheap:
             chosen = {view.request_id: deepest for view in free if self._pays(view, every / len(free), now)}
@@ -171,10 +165,11 @@ class AdaptiveController:
             if self._turn % _DECIDE_EVERY == 0 or self._decided[0] != names or len(names) < _FEW:
                 self._decided = (names, self._depth_that_pays(free, now))
             chosen = dict(self._decided[1])
-        self._credit = min(self._credit + _EXPLORE * plain, plain)
-        self._bonus = min(self._bonus + _EXPLORE * plain, plain)
         depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
         each = self.costs.drafts.seconds(Asked(1, min(self.shapes.usual, depth)))
+        most = max(plain, each)  # a question may take many passes; then it is as rare
+        self._credit = min(self._credit + _EXPLORE * plain, most)
+        self._bonus = min(self._bonus + _EXPLORE * plain, plain)
         self._explore([view for view in free if view.request_id not in chosen], chosen, depth, each)
         if not chosen and self._cheap:  # nothing changes until a question can be paid for
             wait = int((each - self._credit) / (_EXPLORE * plain))
@@ -326,10 +321,8 @@ class AdaptiveController:
         often = record.rows != now.load.rows and self._turn % _OFTEN == 0
         if seldom or often or self.costs.passes.seen < _WELL_KNOWN:
             self.costs.passes.observe(load, spent)
-        if now.asked and now.steady and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
-            reached = max((max(levels(tried.guess), default=0) for tried in record.tried), default=0)
-            self.costs.drafts.observe(Asked(len(now.asked), reached), record.draft_s)
-            self.shapes.tried(now.depth, reached, record.draft_s <= _CHEAP * now.decode_s)
+        if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
+            self._measure(record, now)
         total = spent + record.draft_s
         if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
             gain = record.emitted * now.plain_s / (now.ready * total)
@@ -339,6 +332,15 @@ class AdaptiveController:
             self._taken_s += total
         if record.drafted or now.asked or self.beliefs.waiting:
             self._learn(record, now)
+
+    def _measure(self, record: StepRecord, now: _Now) -> None:
+        """What drafting took. Who was not asked for long has to catch up: it counts only if it was quick."""
+        drafts = self.costs.drafts
+        reached = max((max(levels(tried.guess), default=0) for tried in record.tried), default=0)
+        asked = Asked(len(now.asked), reached)
+        if now.steady or record.draft_s < drafts.seconds(asked):
+            drafts.observe(asked, record.draft_s)
+            self.shapes.tried(now.depth, reached, record.draft_s <= _CHEAP * now.decode_s)
 
     def _learn(self, record: StepRecord, now: _Now) -> None:
         """What became of guesses, taken or not."""

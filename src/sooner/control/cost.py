@@ -307,3 +307,10 @@ class DraftCost:
     @staticmethod
     def _features(asked: Asked) -> list[float]:
         return [1.0, float(asked.requests), asked.depth, asked.requests * asked.depth]
+
+
+class Costs:
+    """What is known of the machine; shared by controllers over one model if they like."""
+
+    def __init__(self) -> None:
+        self.passes, self.drafts = PassCost(), DraftCost()

@@ -14,7 +14,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from sooner.control.adaptive import Costs
+from sooner.control.cost import Costs
 from sooner.errors import ConfigError
 
 logger = logging.getLogger("sooner")
