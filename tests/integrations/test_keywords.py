@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import re
 from pathlib import Path
 from typing import Any
@@ -57,6 +58,27 @@ def test_a_keyword_acts_as_in_transformers(name: str) -> None:
     plain, ours = both(model, batch(LENGTHS), guessing, **keywords)
     assert torch.equal(plain, ours)
     assert ours.sooner_stats.total.drafted > 0
+
+
+def test_an_id_that_no_token_has_ends_nothing() -> None:
+    plain, ours = both(tiny("llama", "sdpa"), batch([6]), {}, max_new_tokens=9, do_sample=False, eos_token_id=-1)
+    assert torch.equal(plain, ours)
+
+
+def test_what_the_assistant_says_of_itself_counts_where_the_call_says_nothing() -> None:
+    """transformers reads these from the assistant's generation config; ours are bound by the call's, too."""
+    model, inputs = tiny("llama", "sdpa"), batch([6, 9])
+    assistant = copy.deepcopy(model)
+    assistant.generation_config.update(num_assistant_tokens=3, assistant_confidence_threshold=0.0)
+    keywords = {"assistant_model": assistant, "max_new_tokens": 21, "do_sample": False, "eos_token_id": None}
+    ours = sooner.generate(model, **inputs, **keywords)
+    assert ours.sooner_stats.total.drafted == ours.sooner_stats.total.accepted
+    assert ours.sooner_stats.total.tokens_per_step > 3
+    assert (
+        sooner.generate(model, **inputs, **keywords, num_assistant_tokens=1).sooner_stats.passes
+        > ours.sooner_stats.passes
+    )
+    assert ours.sooner_stats.total.drafted <= 3 * ours.sooner_stats.total.steps
 
 
 def test_a_processor_sees_the_ids_of_its_own_row_with_its_padding() -> None:

@@ -52,13 +52,6 @@ def test_right_padding_is_refused() -> None:
         sooner.generate(tiny("llama", "sdpa"), **inputs, max_new_tokens=5)
 
 
-def test_a_hole_in_the_mask_is_refused() -> None:
-    inputs = batch([5])
-    inputs["attention_mask"][0, 2] = 0
-    with pytest.raises(ConfigError, match="row 0: the attention mask"):
-        sooner.generate(tiny("llama", "sdpa"), **inputs, max_new_tokens=5)
-
-
 def test_positions_of_their_own_are_refused() -> None:
     inputs = batch([5])
     with pytest.raises(ConfigError, match="position_ids"):

@@ -10,7 +10,9 @@ import transformers
 from packaging.version import Version
 
 import sooner
-from sooner.model import hf
+from sooner.model import decoder, hf
+from sooner.model.borrowed import borrow
+from sooner.model.native import NativeModel
 from sooner.testing import ScriptedDrafter
 from tests.integrations.prompts import batch, both
 from tests.model.test_hf import tiny
@@ -28,6 +30,25 @@ def test_every_family_writes_the_same_rows(family: str) -> None:
     plain, ours = both(model, batch(LENGTHS), {}, max_new_tokens=24, do_sample=False)
     assert torch.equal(plain, ours)
     assert ours.sooner_stats.total.emitted >= 24
+
+
+@pytest.mark.parametrize("family", sorted(decoder.FAMILIES - {"olmo2", "phi3"}))
+def test_families_of_our_own_decoder_write_the_same_rows_with_it(family: str) -> None:
+    model = tiny(family, "eager", hidden_size=64, head_dim=16)
+    assert isinstance(borrow(model), NativeModel)
+    plain, ours = both(model, batch(LENGTHS), {}, max_new_tokens=24, do_sample=False)
+    assert torch.equal(plain, ours)
+
+
+@pytest.mark.parametrize("keywords", [{}, {"repetition_penalty": 1.3}, {"no_repeat_ngram_size": 2}])
+@pytest.mark.parametrize("ours", [{}, {"assistant_early_exit": 2}])
+def test_a_mask_may_have_holes(ours: dict[str, Any], keywords: dict[str, Any]) -> None:
+    """What is masked is seen by no row and counted by no position; processors see it, as in transformers."""
+    model, inputs = tiny("llama", "sdpa"), batch(LENGTHS)
+    for r, hole in ((3, 22), (5, 0), (5, 7), (5, 8), (7, 26)):
+        inputs["attention_mask"][r, hole] = 0
+    plain, made = both(model, inputs, ours, max_new_tokens=24, do_sample=False, **keywords)
+    assert torch.equal(plain, made)
 
 
 @pytest.mark.parametrize("draft", ["auto", "lookup", "recycle", "lookup+recycle", "none", "model", "scripted"])

@@ -14,6 +14,8 @@ from transformers import LogitsProcessorList, StoppingCriteriaList
 import sooner
 from sooner.errors import ModelError
 from sooner.model.borrowed import borrow, mirror
+from sooner.model.hf import HFModel
+from sooner.model.native import NativeModel
 from tests.integrations.prompts import batch
 from tests.model.test_hf import tiny
 
@@ -158,9 +160,9 @@ def test_a_thousand_calls_keep_nothing() -> None:
 
 
 @pytest.mark.parametrize("tied", [False, True])
-@pytest.mark.parametrize("runtime", ["fused", "native"])
-def test_a_packed_runtime_works_on_a_copy_and_leaves_the_model_alone(runtime: str, tied: bool) -> None:
-    """Those runtimes empty the modules they are made from: the mirror's, never the caller's."""
+@pytest.mark.parametrize("runtime", ["fused", "packed", "native"])
+def test_our_own_decoders_leave_the_model_alone(runtime: str, tied: bool) -> None:
+    """Those of a packed copy empty the modules they are made from: the mirror's, never the caller's."""
     sizes = {"hidden_size": 64, "head_dim": 16, "tie_word_embeddings": tied}
     model, inputs = tiny("qwen3", "sdpa", **sizes), batch([5, 12, 30])
     before, seen = portrait(model), model(**inputs).logits
@@ -172,11 +174,21 @@ def test_a_packed_runtime_works_on_a_copy_and_leaves_the_model_alone(runtime: st
     assert torch.equal(model(**inputs).logits, seen)
 
 
-def test_the_fused_runtime_refuses_what_it_would_not_see() -> None:
-    """It reads weights: an adapter, a hook or a quantised layer would silently be left out."""
+@pytest.mark.parametrize("runtime", ["fused", "packed", "native"])
+def test_our_own_decoders_refuse_what_they_would_not_see(runtime: str) -> None:
+    """They read weights: an adapter, a hook or a quantised layer would silently be left out."""
     hooked, adapted = tiny("llama", "sdpa"), tiny("llama", "sdpa")
     hooked.model.layers[1].mlp.register_forward_hook(lambda module, args, out: out * 1.5)
     adapted.model.layers[0].self_attn.q_proj = Adapted(adapted.model.layers[0].self_attn.q_proj)
     for model, named in ((hooked, "hooked LlamaMLP"), (adapted, "Adapted"), (tiny("gpt2", "eager"), "gpt2")):
         with pytest.raises(ModelError, match=named):
-            borrow(model, "fused")
+            borrow(model, runtime)
+        assert isinstance(borrow(model), HFModel), "left to themselves they step back"
+
+
+def test_weights_of_several_dtypes_run_in_their_own_modules() -> None:
+    """Our decoder would read a float32 head as bfloat16."""
+    model = tiny("llama", "sdpa", hidden_size=64, head_dim=32).to(torch.bfloat16)
+    assert isinstance(borrow(model), NativeModel)
+    model.lm_head.float()
+    assert isinstance(borrow(model), HFModel)

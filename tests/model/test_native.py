@@ -60,6 +60,27 @@ def test_in_bfloat16_it_is_as_near_to_float32_as_the_transformers_model(family: 
     assert (ours - exact).square().mean() < 1.2 * (theirs.float() - exact).square().mean()
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("family", sorted(decoder.FAMILIES - {"olmo2", "phi3"}) + ["phi3"])
+def test_weights_read_where_they_lie_give_the_bits_of_packed_ones(family: str, dtype: torch.dtype) -> None:
+    sizes = {"hidden_size": 128} if family == "phi3" else {"head_dim": 32}
+    module = made(family, vocab_size=99, **sizes).to(dtype)  # 99: the last panel of the head is not whole
+    before = {name: tensor.clone() for name, tensor in module.state_dict().items()}
+    got, seen = run(native.NativeModel(module, borrow=True))
+    assert all(torch.equal(tensor, before[name]) for name, tensor in module.state_dict().items())
+    want, features = run(native.NativeModel(module))
+    assert torch.equal(got, want)
+    assert torch.equal(seen, features)
+
+
+def test_a_target_that_is_borrowed_shares_its_ends() -> None:
+    module = made("llama", tie_word_embeddings=True)
+    ends = native.NativeModel(module, borrow=True).ends()
+    assert ends.embedding is module.model.embed_tokens.weight
+    x = torch.randn(3, 64, generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(ends.project(x), module.lm_head(x))
+
+
 def test_it_keeps_the_protocol() -> None:
     assert check_model(native.NativeModel(made("llama")), PROMPT, TREE) < 1e-5
 

@@ -6,11 +6,13 @@ criteria, padding) before it hands them to a `custom_generate`; this file only r
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import compress
 from types import FrameType
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sooner.errors import ConfigError
@@ -51,10 +53,14 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row of the batch: the ids left of its prompt, and the prompt."""
+    """One row of the batch. given: all its ids; prompt: those that the mask keeps."""
 
-    padding: tuple[int, ...]
+    given: tuple[int, ...]
     prompt: tuple[int, ...]
+
+    def shown(self, tokens: Sequence[int]) -> list[int]:
+        """What transformers would show of a text that begins with the prompt: what is masked, too."""
+        return [*self.given, *tokens[len(self.prompt) :]]
 
 
 def hand_on(frame: FrameType | None) -> None:
@@ -96,26 +102,25 @@ def check(model: Any, config: Any, keywords: Mapping[str, Any]) -> None:
 
 
 def rows(input_ids: Tensor, mask: Tensor | None, position_ids: Tensor | None) -> list[Row]:
-    """The rows of a batch. Raises ConfigError for anything but left padding."""
+    """The rows of a batch. What is masked is left out of a prompt: nothing sees it, and positions do not count it.
+    Raises ConfigError where the last token is masked, whose law is asked for."""
+    keep = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     found = []
-    keep = (input_ids == input_ids) if mask is None else mask.bool()
     for r, (ids, kept) in enumerate(zip(input_ids.tolist(), keep.tolist(), strict=True)):
-        start = kept.index(True) if True in kept else len(kept)
-        if start == len(kept) or not all(kept[start:]):
+        if not kept[-1]:
             raise ConfigError(
-                f"row {r}: the attention mask must be ones from the first to the last token of the prompt, with "
-                'zeros on the left only; set padding_side="left" in the tokenizer.'
+                f"row {r}: the attention mask leaves out the last token of the prompt, after which the text "
+                'goes on; set padding_side="left" in the tokenizer.'
             )
-        found.append(Row(tuple(ids[:start]), tuple(ids[start:])))
+        found.append(Row(tuple(ids), tuple(compress(ids, kept))))
     if position_ids is not None:
-        _check_positions(position_ids, found)
+        _check_positions(position_ids.expand(len(found), -1), keep)
     return found
 
 
-def _check_positions(position_ids: Tensor, found: list[Row]) -> None:
-    places = position_ids.expand(len(found), -1) if position_ids.shape[0] == 1 else position_ids
-    for r, (row, given) in enumerate(zip(found, places.tolist(), strict=True)):
-        if given[-len(row.prompt) :] != list(range(len(row.prompt))):
+def _check_positions(position_ids: Tensor, keep: Tensor) -> None:
+    for r, (given, kept) in enumerate(zip(position_ids, keep, strict=True)):
+        if given[-len(kept) :][kept[-len(given) :]].tolist() != list(range(int(kept.sum()))):
             raise ConfigError(f"row {r}: position_ids other than 0, 1, 2, ... are not supported; leave them out.")
 
 

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 from transformers import EosTokenCriteria, LogitsProcessorList, MaxLengthCriteria
 
+from sooner.integrations.call import Row
+
 
 @dataclass(frozen=True, slots=True)
 class Ends:
@@ -29,7 +31,7 @@ def read(criteria: Sequence[Any], prompt: int) -> Ends:
     asked = tuple(c for c in criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria))
     return Ends(
         max(min(lengths, default=2**31) - prompt, 1),
-        tuple(sorted({int(i) for some in ids for i in some.tolist()})),
+        tuple(sorted({int(i) for some in ids for i in some.tolist() if i >= 0})),  # -1 says: end nowhere
         asked,
         any(hasattr(c, "eos_token_id") for c in criteria),
     )
@@ -65,13 +67,12 @@ class Together:
 class RowWatch:
     """The engine's Watch of one row: keeps logits and scores, asks the caller's criteria.
 
-    padding: ids left of the prompt. processors: None, or what turns logits into transformers' scores.
+    place: which row of the call. processors: None, or what turns logits into transformers' scores.
     logits_rows, scores: [1, V] float32, one for each new token. error: what a criterion or processor raised.
     """
 
-    row: int
-    prompt: int
-    padding: Sequence[int]
+    place: int
+    row: Row
     asked: Sequence[Callable[..., Any]]
     together: Together
     device: torch.device
@@ -95,12 +96,12 @@ class RowWatch:
             return True
 
     def _token(self, tokens: Sequence[int]) -> bool:
-        length = len(tokens) - self.prompt
+        length = len(tokens) - len(self.row.prompt)
         if not self.asked and self.processors is None:
-            return self.together.ends(self.row, length, False)
-        ids = torch.tensor([[*self.padding, *tokens]], device=self.device)
+            return self.together.ends(self.place, length, False)
+        ids = torch.tensor([self.row.shown(tokens)], device=self.device)
         if self.processors is not None:
             self.scores.append(self.processors(ids[:, :-1], self.logits_rows[length - 1].clone()))
         shown = None if self.processors is None else tuple(self.scores)
         met = [bool(torch.as_tensor(criterion(ids, shown)).all()) for criterion in self.asked]
-        return self.together.ends(self.row, length, any(met))
+        return self.together.ends(self.place, length, any(met))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +19,12 @@ from sooner.model import load as loading
 from sooner.model.borrowed import borrow
 from sooner.model.protocol import Model
 
+# transformers' own, which it has filled in by the time we are called
+_DEFAULTS = {
+    "num_assistant_tokens": 20,
+    "num_assistant_tokens_schedule": "constant",
+    "assistant_confidence_threshold": 0.4,
+}
 SCHEDULES = ("constant", "heuristic", "heuristic_transient")
 
 
@@ -30,7 +37,7 @@ class Wishes:
     assistant: Any = None
     tokenizer: Any = None
     assistant_tokenizer: Any = None
-    runtime: str = "hf"
+    runtime: str = "auto"
 
     def __post_init__(self) -> None:
         if not isinstance(self.draft, str | Drafter):
@@ -47,6 +54,7 @@ def choose(wishes: Wishes, config: Any, target: Model) -> tuple[Drafter, Budget]
     if wishes.draft != "auto":
         return _named(wishes, target)
     if wishes.assistant is not None:
+        config = _with_its_own(config, wishes.assistant)
         drafter = _assistant(wishes, config, target.vocab_size)
         return drafter, _assisted(wishes, config, drafter)
     if config.assistant_early_exit is not None:
@@ -92,6 +100,16 @@ def _assistant(wishes: Wishes, config: Any, vocab: int) -> Drafter:
             "differs, pass tokenizer= and assistant_tokenizer= so that this can be checked."
         )
     return _scheduled(ModelDrafter(model, vocab, confidence=_confidence(config)), config)
+
+
+def _with_its_own(config: Any, assistant: Any) -> Any:
+    """What the call leaves at transformers' defaults the assistant's own generation config may say."""
+    merged, own = copy.copy(config), getattr(assistant, "generation_config", None)
+    for name, default in _DEFAULTS.items():
+        said = getattr(own, name, None)
+        if said is not None and getattr(config, name) in (None, default):
+            setattr(merged, name, said)
+    return merged
 
 
 def _scheduled(drafter: Drafter, config: Any) -> Drafter:

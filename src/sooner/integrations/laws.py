@@ -2,7 +2,7 @@
 
 What the engine does itself (repetition penalty, temperature, top-k, top-p, min-p, typical-p, all of which
 follow transformers to the tie) becomes parameters; whatever stands before runs as it is, row by row, on
-that row's own ids with its own padding in front, so that lengths are those transformers would show.
+that row's own ids with its own padding, so that lengths are those transformers would show.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from transformers import (
 )
 
 from sooner.errors import ConfigError
+from sooner.integrations.call import Row
 
 # (type, its attribute, our parameter), in the order in which the engine applies them; that of transformers.
 _SHAPES: tuple[tuple[type, str, str], ...] = (
@@ -66,15 +67,15 @@ def of_row(processors: Sequence[Any], row: int, copies: int) -> LogitsProcessorL
 class RowProcessor:
     """transformers' processors as one of ours: (tokens, logits [V]) -> logits [V].
 
-    padding: the ids that stand left of the row's prompt. error: what a processor raised.
+    error: what a processor raised.
     """
 
-    def __init__(self, processors: LogitsProcessorList, padding: Sequence[int]) -> None:
-        self._processors, self._padding = processors, list(padding)
+    def __init__(self, processors: LogitsProcessorList, row: Row) -> None:
+        self._processors, self._row = processors, row
         self.error: Exception | None = None
 
     def __call__(self, tokens: Sequence[int], logits: Tensor) -> Tensor:
-        ids = torch.tensor([[*self._padding, *tokens]], device=logits.device)
+        ids = torch.tensor([self._row.shown(tokens)], device=logits.device)
         try:
             made: Tensor = self._processors(ids, logits[None])[0]
         except Exception as error:
@@ -84,7 +85,7 @@ class RowProcessor:
 
 
 def split(
-    processors: LogitsProcessorList, padding: Sequence[int], *, sampled: bool
+    processors: LogitsProcessorList, row: Row, *, sampled: bool
 ) -> tuple[dict[str, Any], LogitsProcessorList]:
     """Parameters the engine takes over, and the processors that are left to be run as they are."""
     left = list(processors)
@@ -93,7 +94,7 @@ def split(
         left.pop()  # a law does not change when its logits are shifted
     if sampled:
         _take_shapes(left, taken)
-    if left and type(left[0]) is RepetitionPenaltyLogitsProcessor and _penalises_all(left[0], padding):
+    if left and type(left[0]) is RepetitionPenaltyLogitsProcessor and _penalises_all(left[0], row):
         taken["repetition_penalty"] = float(left.pop(0).penalty)
     return taken, LogitsProcessorList(left)
 
@@ -119,12 +120,13 @@ def _plain(warper: Any) -> bool:
     return bool(keeps == 1 and filters == -float("inf"))
 
 
-def _penalises_all(penalty: Any, padding: Sequence[int]) -> bool:
-    """Whether exactly the row's own tokens are penalised, neither the padding nor less than the prompt."""
+def _penalises_all(penalty: Any, row: Row) -> bool:
+    """Whether exactly the row's own tokens are penalised, neither what is masked nor less than the prompt."""
     ignored = getattr(penalty, "prompt_ignore_length", None)
     if ignored is None:
-        return not padding
-    return isinstance(ignored, Tensor) and int(ignored[0]) == len(padding)
+        return row.given == row.prompt
+    masked = len(row.given) - len(row.prompt)
+    return row.given[masked:] == row.prompt and isinstance(ignored, Tensor) and int(ignored[0]) == masked
 
 
 def _alone(processor: Any, row: int, prompt: int) -> Any:

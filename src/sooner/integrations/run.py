@@ -69,7 +69,7 @@ class _Text:
             if theirs is not None:
                 raise theirs
         if self.request.finish == "error":
-            raise RequestError(f"row {self.watch.row}: {self.request.error}")
+            raise RequestError(f"row {self.watch.place}: {self.request.error}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +150,8 @@ def _text(
 ) -> _Text:
     row = call.rows[r]
     whole = laws.of_row(call.processors, r, call.copies)
-    shape, left = laws.split(whole, row.padding, sampled=call.sampled)
-    processor = laws.RowProcessor(left, row.padding) if left else None
+    shape, left = laws.split(whole, row, sampled=call.sampled)
+    processor = laws.RowProcessor(left, row) if left else None
     params = SamplingParams(
         max_tokens=call.ends.max_tokens,
         stop_token_ids=call.ends.stop_ids,
@@ -161,8 +161,7 @@ def _text(
     )
     watch = RowWatch(
         r,
-        len(row.prompt),
-        row.padding,
+        row,
         call.ends.asked,
         together,
         model.lanes.store.device,

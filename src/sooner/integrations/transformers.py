@@ -51,7 +51,8 @@ class Generate:
     rule: how guesses are judged, see SamplingParams; all are exact.
     seed: the text is then a function of model, prompt, parameters and seed alone. Without it draws depend on
         torch's global generator, as in transformers.
-    runtime: "hf" runs the model's own modules; "fused" and "native" our own decoders on a copy of the weights,
+    runtime: "native" runs our own decoder on the model's weights where they lie, "hf" its own modules, "auto" the
+        first of these that serves it here. "packed" and "fused" run our own decoders on a copy of the weights,
         packed for the call: a second copy, but faster passes for texts of more than a few tokens.
 
     What is returned is what transformers returns, with `sooner_stats` (a CallStats) on it. Raises ConfigError,
@@ -73,7 +74,7 @@ class Generate:
         k: int | None = None,
         rule: Rule = "auto",
         seed: int | None = None,
-        runtime: str = "hf",
+        runtime: str = "auto",
         assistant_model: Any = None,
         tokenizer: Any = None,
         assistant_tokenizer: Any = None,
@@ -138,7 +139,7 @@ def generate_batch(
     k: int | None = None,
     rule: Rule = "auto",
     seed: int | None = None,
-    runtime: str = "hf",
+    runtime: str = "auto",
     assistant_model: Any = None,
     assistant_tokenizer: Any = None,
     **keywords: Any,

@@ -20,26 +20,35 @@ from sooner.model.fused import FusedModel
 from sooner.model.hf import HFModel
 from sooner.model.native import NativeModel
 
-RUNTIMES = ("hf", "fused", "native")
+RUNTIMES = ("auto", "native", "hf", "packed", "fused")
 _PLAIN = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
 
 
-def borrow(module: Any, runtime: str = "hf") -> HFModel | FusedModel | NativeModel:
+def borrow(module: Any, runtime: str = "auto") -> HFModel | FusedModel | NativeModel:
     """A Model on the weights of `module`, whatever attention that was loaded with. Raises ModelError.
 
-    runtime: "hf" runs the modules. "fused" and "native" run our own decoders on a copy of the weights, packed for
-    the device.
+    runtime: "native" runs our own decoder in C on the weights where they lie, "hf" the modules, "auto" the first
+    of these that serves here. "packed" and "fused" run our own decoders on a copy of the weights, packed for the
+    device.
     """
     if runtime not in RUNTIMES:
         raise ConfigError(unknown("runtime", runtime, RUNTIMES))
     check_model(module)
-    if runtime != "hf":
-        _check_plain(module, runtime)
+    obstacle = None if runtime == "hf" else _obstacle(module, runtime)
+    if obstacle is not None and runtime != "auto":
+        raise ModelError(f"runtime {runtime} {obstacle}")
     hf.register()
-    make = {"hf": HFModel, "fused": FusedModel, "native": NativeModel}[runtime]
-    model: HFModel | FusedModel | NativeModel = make(mirror(module))
+    model = _made(module, "hf" if obstacle is not None else runtime)
     model.context_limit = _limit(module.config)
     return model
+
+
+def _made(module: Any, runtime: str) -> HFModel | FusedModel | NativeModel:
+    if runtime == "hf":
+        return HFModel(mirror(module))
+    if runtime == "fused":
+        return FusedModel(mirror(module))
+    return NativeModel(mirror(module)) if runtime == "packed" else NativeModel(module, borrow=True)
 
 
 def mirror(module: Any) -> Any:
@@ -70,20 +79,22 @@ def check_model(module: Any) -> None:
         raise ModelError("the model is in training mode and has dropout: its text is random. Call model.eval().")
 
 
-def _check_plain(module: Any, runtime: str) -> None:
-    """Our own decoders read weights, so every module must be what its family has, and nothing may hook into it."""
+def _obstacle(module: Any, runtime: str) -> str | None:
+    """Why our own decoders cannot take the place of the modules, or None. They read weights, so every module must
+    be what its family has, its weights plain and of one dtype, and nothing may hook into it."""
     kind = str(module.config.model_type)
     if kind not in decoder.FAMILIES:
-        raise ModelError(f"for runtime {runtime} the " + unknown("model type", kind, decoder.FAMILIES))
+        return "is for other families: " + unknown("model type", kind, decoder.FAMILIES)
     for name, part in module.named_modules():
         hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
         if hooked or not type(part).__module__.startswith(_PLAIN):
-            what = "a hooked " if hooked else ""
-            raise ModelError(
-                f"runtime {runtime} cannot follow {what}{type(part).__name__} ({name}); use runtime hf."
-            )
-    if runtime == "native" and not native.serves(module):
-        raise ModelError("runtime native cannot run this model on this machine; use runtime fused or hf.")
+            return f"cannot follow {'a hooked ' if hooked else ''}{type(part).__name__} ({name}); use runtime hf."
+    weights = {(type(weight), weight.dtype) for weight in module.parameters()}
+    if len(weights) != 1 or {kind for kind, _ in weights} != {nn.Parameter}:
+        return "needs weights of one dtype, plain ones; use runtime hf."
+    if runtime != "fused" and not native.serves(module):
+        return "cannot run this model on this machine; use runtime hf."
+    return None
 
 
 def _shell(part: nn.Module, configs: dict[int, Any]) -> nn.Module:

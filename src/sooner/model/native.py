@@ -10,6 +10,7 @@ import copy
 import ctypes
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -40,6 +41,8 @@ class _Linear(Structure):
         *((name, c_int64) for name in ("units", "out")),
         ("bits", c_int32),
         ("top", c_float),
+        ("part", c_void_p * 3),
+        ("until", c_int64 * 3),
     ]
 
 
@@ -96,11 +99,12 @@ class NativeModel:
     """A Model for the families in decoder.FAMILIES. `module` is emptied: its weights move here, layer by layer.
 
     quantize: "int8", or "int4" for all but the LM head, which int4 would cost most and stays at int8.
+    borrow: `module` is left as it is and its weights are read where they lie; the bits are the same.
     """
 
     even_trees = True  # rows of a tree have the bits of rows of a chain
 
-    def __init__(self, module: Any, quantize: str | None = None) -> None:
+    def __init__(self, module: Any, quantize: str | None = None, *, borrow: bool = False) -> None:
         shape, body = Shape(module), module.model
         weight = shape.embed.weight
         library = _library(weight.dtype)
@@ -110,7 +114,7 @@ class NativeModel:
         self.vocab_size = shape.vocab
         self.context_limit = context_limit(shape.config)
         self.device = weight.device
-        self._quantize = quantize
+        self._quantize, self._borrow = quantize, borrow
         self._kept: list[Tensor] = []  # what the C structures point to
         self._arena = Arena()
         self._angles: dict[str, tuple[Tensor, Tensor]] = {}
@@ -124,17 +128,19 @@ class NativeModel:
         for i in range(count):
             self._layers[i] = self._layer(parts[i], inner)
             parts[i] = None  # type: ignore[call-overload]  # each layer's weights go as soon as they are packed
-            body.layers[i] = nn.Identity()
+            if not borrow:
+                body.layers[i] = nn.Identity()
         scale = torch.as_tensor(getattr(shape.embed, "embed_scale", 1.0)).to(weight.dtype)
         self._model = _Model(
             layers=count, hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads, dim=shape.dim,
             inner=inner, vocab=shape.vocab, gelu=type(shape.act).__name__ in _GELU, rotary=self._rotary_width(),
             eps=shape.norm.eps, embed_scale=float(scale),
-            embed=None if tied else self._keep(weight.detach()), norm=self._norm(shape.norm),
-            head=self._linear(head.weight.detach(), getattr(head, "bias", None), quantize and "int8"),
+            embed=None if tied and not borrow else self._keep(weight.detach()), norm=self._norm(shape.norm),
+            head=self._linear(Weights([head.weight], [getattr(head, "bias", None)]), quantize and "int8"),
             layer=self._layers,
         )  # fmt: skip
-        if tied:  # the head's panels hold the embeddings; nothing else may keep them alive
+        self._head = head.weight.detach() if borrow else None
+        if tied and not borrow:  # the head's panels hold the embeddings; nothing else may keep them alive
             shape.embed.weight = nn.Parameter(weight.new_zeros(0), requires_grad=False)
             head.weight = shape.embed.weight
         self._scratch = torch.zeros(0, dtype=torch.uint8)
@@ -181,12 +187,15 @@ class NativeModel:
         """What draft heads share with this model: copies, unpacked for whoever asks."""
         if self._quantize is not None:
             raise ModelError("the target's weights are quantised; draft heads need them as they are.")
+        own = self._shape.embed.weight
+        if self._head is not None:
+            whole = self._head
+            return Ends(own, self._shape.norm.weight, pack([whole], [None]), lambda: whole)
         units = self._model.head.units
         count = -(-self.vocab_size // _LANES) * units * _LANES
         panels = next(t for t in self._kept if t.data_ptr() == self._model.head.w)
         rows = panels.view(-1, units, _LANES).transpose(1, 2).reshape(count // units, units)
         head = rows.view(self._dtype)[: self.vocab_size]
-        own = self._shape.embed.weight
         return Ends(own if len(own) else head, self._shape.norm.weight, pack([head], [None]), lambda: head)
 
     def first_layers(self, count: int) -> NativeModel:
@@ -199,13 +208,11 @@ class NativeModel:
         return early
 
     def _layer(self, parts: Parts[Weights], inner: int) -> Any:
-        weight, bias = parts.gate_up.stacked()
-        bias = None if bias is None else _in_turn(bias, inner)
         return _Layer(
-            qkv=self._linear(*parts.qkv.stacked(), self._quantize),
-            o=self._linear(*parts.out.stacked(), self._quantize),
-            gate_up=self._linear(_in_turn(weight, inner), bias, self._quantize),
-            down=self._linear(*parts.down.stacked(), self._quantize),
+            qkv=self._linear(parts.qkv, self._quantize),
+            o=self._linear(parts.out, self._quantize),
+            gate_up=self._linear(parts.gate_up, self._quantize, gated=inner),
+            down=self._linear(parts.down, self._quantize),
             before_attention=self._norm(parts.before_attention),
             after_attention=self._norm(parts.after_attention),
             before_mlp=self._norm(parts.before_mlp),
@@ -226,8 +233,16 @@ class NativeModel:
     def _norm(self, norm: Norm | None) -> int | None:
         return None if norm is None else self._keep(norm.weight)
 
-    def _linear(self, weight: Tensor, bias: Tensor | None, quantize: str | None) -> Any:
-        """Weights [out, in] in panels of 16 outputs, units of 32 bits: [out / 16, units, 16]; or at fewer bits."""
+    def _linear(self, maps: Weights, quantize: str | None, gated: int = 0) -> Any:
+        """Weights [out, in] in panels of 16 outputs, units of 32 bits: [out / 16, units, 16]; or at fewer bits.
+
+        gated: outputs of gate and of up, which take turns, panel by panel; 0 = another map.
+        """
+        if self._borrow:
+            return self._plain(maps, gated)
+        weight, bias = maps.stacked()
+        if gated:
+            weight, bias = _in_turn(weight, gated), None if bias is None else _in_turn(bias, gated)
         out = len(weight)
         if out % _LANES:
             weight = nn.functional.pad(weight, (0, 0, 0, _LANES - out % _LANES))
@@ -242,6 +257,23 @@ class NativeModel:
         panels = self._arena.take(units.numel()).view(-1, units.shape[1], _LANES)
         panels.copy_(units.view(-1, _LANES, units.shape[1]).transpose(1, 2))
         return _Linear(self._keep(panels), bias_at, None, units.shape[1], out, 0, 0.0)
+
+    def _plain(self, maps: Weights, gated: int) -> Any:
+        """Weights where they lie."""
+        found = [w.detach().contiguous() for w in maps.weights]
+        if gated and len(found) == 1:
+            found = [found[0][:gated], found[0][gated:]]
+        self._kept += found
+        _, bias = Weights(found[:1], maps.biases).stacked()
+        if gated and bias is not None:
+            bias = _in_turn(bias, gated)
+        ends = list(accumulate(len(w) for w in found))
+        units = found[0].shape[1] * found[0].element_size() // 4
+        bias_at = None if bias is None else self._keep(bias.float())
+        spare = 3 - len(found)
+        part = (c_void_p * 3)(*(w.data_ptr() for w in found), *[None] * spare)
+        until = (c_int64 * 3)(*ends, *[0] * spare)
+        return _Linear(None, bias_at, None, units, ends[-1], 0, 0.0, part, until)
 
     def _rotary_width(self) -> int:
         if not self._tables:

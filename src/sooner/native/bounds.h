@@ -8,10 +8,10 @@ void run_products(const Model *m, const Pass *p) {
     elem *h = TAKE(elem, n * m->hidden * sizeof(elem));
     elem *mixed = TAKE(elem, n * nq * sizeof(elem));
     elem *inner = TAKE(elem, n * m->inner * sizeof(elem));
-    char *together = TAKE(char, rounded_bytes(n, widest_input(m)));
+    char *together = TAKE(char, whole_bytes(m, n));
 #pragma omp parallel num_threads((int)p->threads)
     {
-        Room room = {at + omp_get_thread_num() * own_bytes(m, p), together};
+        Room room = own_room(m, p, at, together);
         for (int64_t l = 0; l < m->layers; l++) {
             const Layer *layer = m->layer + l;
             product(&layer->qkv, h, n, y, NULL, 0, &room);

@@ -79,10 +79,22 @@ static int64_t scores_bytes(const Model *m, const Pass *p) {
 }
 static int64_t widest_input(const Model *m) {
     int64_t mixed = m->heads * m->dim, most = m->hidden > m->inner ? m->hidden : m->inner;
-    return m->head.bits ? (mixed > most ? mixed : most) : 0;
+    return mixed > most ? mixed : most;
+}
+static int64_t whole_bytes(const Model *m, int64_t rows) {
+    return m->head.bits ? rounded_bytes(rows, widest_input(m)) : 0;
+}
+static int64_t panel_bytes(const Model *m) {
+    return m->head.part[0] ? LAID_MOST + 2 * L * 4 * widest_input(m) : 0;
 }
 static int64_t own_bytes(const Model *m, const Pass *p) {
-    return scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4) + rounded_bytes(ALONE, widest_input(m));
+    return scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4) + whole_bytes(m, ALONE) +
+           panel_bytes(m);
+}
+/* A thread's own room. at: where the memory of the threads begins. */
+static Room own_room(const Model *m, const Pass *p, char *at, char *together) {
+    char *own = at + omp_get_thread_num() * own_bytes(m, p) + scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4);
+    return (Room){own, together, (uint32_t *)(own + whole_bytes(m, ALONE))};
 }
 static int64_t widest_row(const Model *m) {
     int64_t qkv = (m->heads + 2 * m->kv_heads) * m->dim;
@@ -93,7 +105,7 @@ int64_t scratch_bytes(const Model *m, const Pass *p) {
     int64_t n = p->rows;
     return padded(n * m->hidden * 4) + padded(n * widest_row(m) * 4) + padded(n * m->hidden * sizeof(elem)) +
            padded(n * m->heads * m->dim * sizeof(elem)) * 2 + padded(n * m->inner * sizeof(elem)) +
-           padded(n * sizeof(Seen)) + rounded_bytes(n, widest_input(m)) + p->threads * own_bytes(m, p);
+           padded(n * sizeof(Seen)) + whole_bytes(m, n) + p->threads * own_bytes(m, p);
 }
 
 int64_t struct_bytes(int64_t which) {
@@ -174,7 +186,7 @@ void run_pass(const Model *m, const Pass *p) {
     elem *mixed = TAKE(elem, n * nq * sizeof(elem));
     elem *inner = TAKE(elem, n * m->inner * sizeof(elem));
     Seen *seen = TAKE(Seen, n * sizeof(Seen));
-    char *together = TAKE(char, rounded_bytes(n, widest_input(m)));
+    char *together = TAKE(char, whole_bytes(m, n));
     char *own = at;
     see(p, seen);
     int64_t tile = tile_height(m, p), lds = row_stride(p);
@@ -183,7 +195,7 @@ void run_pass(const Model *m, const Pass *p) {
         int64_t from, to;
         float *scores = (float *)(own + omp_get_thread_num() * own_bytes(m, p));
         uint32_t *block = (uint32_t *)((char *)scores + scores_bytes(m, p));
-        Room room = {(char *)block + padded(m->dim / PER_UNIT * L * 4), together};
+        Room room = own_room(m, p, own, together);
         share(n, &from, &to);
         for (int64_t r = from; r < to; r++) embed(m, p->token[r], x + r * hidden);
         for (int64_t l = 0; l < m->layers; l++) {

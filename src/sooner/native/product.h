@@ -1,17 +1,30 @@
-/* Products with packed weights: out[m] = x[m] . w + bias, few rows, many outputs. Knows no model.
+/* Products with weights: out[m] = x[m] . w + bias, few rows, many outputs. Knows no model.
  *
  * Each sum runs over k in ascending order in one accumulator, however many rows and panels are in hand at once.
  */
 typedef struct {
-    const uint32_t *w;
+    const uint32_t *w;  /* panels; NULL: the parts */
     const float *bias;  /* or NULL */
     const float *scale; /* int8: of each output */
     int64_t units, out; /* units: 32 bits each, of a row of elems */
     int32_t bits;       /* 0: weights are elems; 8, 4: see quantized.h */
     float top;          /* int8: the largest whole number a row may be rounded to */
+    const uint32_t *part[3]; /* weights as they are, see plain.h: up to three maps one below the other, the first */
+    int64_t until[3];        /* ones of whole panels; until: outputs up to the end of each. Gated: gate and up */
 } Linear;
 
 #include "quantized.h"
+#include "plain.h"
+
+/* Where the rows of a panel begin, and how many there are. */
+static const uint32_t *panel_rows(const Linear *lin, int64_t p, int gated, int *height) {
+    int64_t first = p * L, part = 0, before = 0;
+    *height = L;
+    if (gated) return lin->part[p % 2] + p / 2 * L * lin->units;
+    while (first >= lin->until[part]) before = lin->until[part++];
+    if (lin->until[part] - first < L) *height = (int)(lin->until[part] - first);
+    return lin->part[part] + (first - before) * lin->units;
+}
 
 typedef void (*Kernel)(const uint32_t *x, int64_t ldx, const uint32_t *w, int64_t units, float *out, int64_t ldo,
                        const uint32_t *next);
@@ -63,8 +76,15 @@ static void product(const Linear *lin, const elem *x, int64_t rows, float *out, 
             if (widest[height - 1] < most) most = widest[height - 1];
         }
         if (gated) most &= ~1; /* gate and up stay together */
+        if (lin->part[0] && laid_panels(lin->units) < most) most = (int)laid_panels(lin->units);
         step = to - p < most ? to - p : most;
-        const uint32_t *w = lin->w + p * lin->units * L;
+        const uint32_t *w = lin->part[0] ? room->panels : lin->w + p * lin->units * L;
+        for (int64_t i = 0; lin->part[0] && i < step; i++) {
+            int high;
+            const uint32_t *lines = panel_rows(lin, p + i, gated != NULL, &high);
+            lay_out(lines, high, lin->units, room->panels + i * lin->units * L,
+                    (gated ? step / 2 : step) * L * lin->units);
+        }
         int ragged = (p + step) * L > lin->out;
         for (int64_t m = 0; m < rows; m += tall) {
             int height = rows - m < tall ? (int)(rows - m) : tall;
@@ -75,7 +95,7 @@ static void product(const Linear *lin, const elem *x, int64_t rows, float *out, 
                 multiply_whole(lin, &rounded, m, height, p, step, to_, ld);
             else
                 kernels[height - 1][step - 1](units + m * lin->units, lin->units, w, lin->units, to_, ld,
-                                               m + 8 < rows ? w : w + step * lin->units * L);
+                                               m + 8 < rows || lin->part[0] ? w : w + step * lin->units * L);
             if (lin->bias)
                 for (int i = 0; i < height; i++)
                     for (int64_t n = 0; n < step * L && p * L + n < lin->out; n++)

@@ -207,6 +207,7 @@ static const Quantized panels8[16] = UP_TO_16(panel8), panels4[16] = UP_TO_16(pa
 
 typedef struct {
     char *own, *shared; /* where rows are rounded: by each thread for itself, or together */
+    uint32_t *panels;   /* where a thread lays out plain weights */
 } Room;
 
 /* The rows as whole numbers, as the weights want them. */
