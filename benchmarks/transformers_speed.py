@@ -24,17 +24,11 @@ from sooner.model.load import load_tokenizer, resolve
 WAYS: dict[str, dict[str, Any]] = {
     "transformers": {},
     "transformers, prompt lookup 10": {"prompt_lookup_num_tokens": 10},
+    "sooner, draft none, its modules": {"custom_generate": sooner.generate, "draft": "none", "runtime": "hf"},
     "sooner, draft none": {"custom_generate": sooner.generate, "draft": "none"},
     "sooner, draft auto": {"custom_generate": sooner.generate},
-    "sooner, draft lookup+recycle": {"custom_generate": sooner.generate, "draft": "lookup+recycle"},
-    "sooner, draft none, runtime fused": {"custom_generate": sooner.generate, "draft": "none", "runtime": "fused"},
-    "sooner, draft auto, runtime fused": {"custom_generate": sooner.generate, "runtime": "fused"},
-    "sooner, draft auto, runtime native": {"custom_generate": sooner.generate, "runtime": "native"},
-    "sooner, lookup+recycle, fused": {
-        "custom_generate": sooner.generate,
-        "draft": "lookup+recycle",
-        "runtime": "fused",
-    },
+    "sooner, prompt lookup 10": {"custom_generate": sooner.generate, "prompt_lookup_num_tokens": 10},
+    "sooner, draft auto, packed copy": {"custom_generate": sooner.generate, "runtime": "packed"},
 }
 
 
@@ -68,6 +62,7 @@ def main() -> None:
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--batch", type=int, default=1)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--ways", nargs="*", choices=WAYS, default=list(WAYS))
     asked = parser.parse_args()
     tokenizer = load_tokenizer(asked.model)
     tokenizer.pad_token = tokenizer.pad_token or tokenizer.eos_token
@@ -80,7 +75,11 @@ def main() -> None:
         tokenizer(texts[i : i + asked.batch], return_tensors="pt", padding=True, add_special_tokens=False)
         for i in range(0, len(texts), asked.batch)
     ]
-    ways = {name: way for name, way in WAYS.items() if asked.batch == 1 or "prompt lookup" not in name}
+    alone = "transformers, prompt lookup 10"  # refuses batches
+    names = [
+        name for name in WAYS if name in ("transformers", *asked.ways) and (asked.batch == 1 or name != alone)
+    ]
+    ways = {name: WAYS[name] for name in names}
     for way in ways.values():
         run(model, batches[:1], 4, ends, way)
     found = {name: run(model, batches, asked.tokens, ends, way) for name, way in ways.items()}

@@ -57,6 +57,7 @@ TABLE: dict[str, set[str]] = {
     "cli": {"cli", "measure", "train", "llm", "draft.table", "model.load", "model.pull", "model.protocol"},
     "integrations": {
         "integrations",
+        "shipped",
         "llm",
         "engine",
         "control",

@@ -152,7 +152,7 @@ class LLM:
             )
             if loading.same_tokens(self.target.tokenizer, drafted.tokenizer):
                 return drafted.model
-            return Foreign(drafted.model, _words(drafted), _words(self.target))
+            return Foreign(drafted.model, words(drafted), words(self.target))
 
         if spec is not None:
             drafter = registry.make(spec, self.target.model, load_draft)
@@ -357,7 +357,7 @@ def _fitted(
     """What of a draft depends on the target: what comes with the package for it, and whether trees are exact."""
     if spec is None:
         return None, width
-    if spec.name in TREES and width is None and not loading.even_trees(target):
+    if spec.name in TREES and width is None and not loading.even_trees(target.model):
         width = 1
     return shipped.fitted(spec, target.name, lambda: loading.fingerprint(target)), width
 
@@ -382,7 +382,7 @@ def budget_for(draft: str, k: int | None, width: int | None = None) -> Budget:
     return Budget(depth=k, width=width, nodes=min(k * width, TREE_NODES) if tree and width > 1 else k * width)
 
 
-def _words(loaded: loading.Loaded) -> Words:
+def words(loaded: loading.Loaded) -> Words:
     """A model's tokenizer, for a draft in other ids."""
     try:
         spelled = vocabulary(loaded.backend, loaded.model.vocab_size, loaded.eos_ids).spelled

@@ -57,7 +57,7 @@ def law(target: Any, shape: dict[str, Any]) -> Tensor:
 def counts(drafter: str) -> Tensor:
     """[V, V]: how often each pair was written, over SEEDS * ROWS texts on fixed seeds."""
     target = model()
-    wishes: dict[str, Any] = {"draft": drafter}
+    wishes: dict[str, Any] = {"draft": drafter, "k": 8}
     if drafter == "model":
         wishes = {"assistant_model": model(noise=0.2), "assistant_confidence_threshold": 0.0}
     seen, done = torch.zeros(VOCAB * VOCAB), sooner.Acceptance()

@@ -153,4 +153,4 @@ def test_the_record_is_on_the_output_and_in_one_line_of_the_log(caplog: pytest.L
     lines = [record.getMessage() for record in caplog.records if record.name == "sooner"]
     assert len(lines) == 1
     assert "2 rows, 40 tokens" in lines[0]
-    assert "draft lookup" in lines[0]
+    assert "draft auto" in lines[0]

@@ -51,6 +51,14 @@ def test_a_mask_may_have_holes(ours: dict[str, Any], keywords: dict[str, Any]) -
     assert torch.equal(plain, made)
 
 
+def test_where_nobody_says_how_much_is_guessed_costs_decide_and_not_what_is_written() -> None:
+    model, inputs = tiny("llama", "sdpa"), batch(LENGTHS)
+    plain = model.generate(**inputs, max_new_tokens=40, do_sample=False)
+    ours = model.generate(**inputs, max_new_tokens=40, do_sample=False, custom_generate=sooner.generate)
+    assert torch.equal(plain, ours)
+    assert ours.sooner_stats.draft == "auto"
+
+
 @pytest.mark.parametrize("draft", ["auto", "lookup", "recycle", "lookup+recycle", "none", "model", "scripted"])
 def test_every_drafter_writes_the_same_rows(draft: str) -> None:
     model = tiny("llama", "sdpa", max_position_embeddings=1024)

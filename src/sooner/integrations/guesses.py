@@ -13,8 +13,10 @@ from sooner.draft import registry
 from sooner.draft.lookup import LookupDrafter
 from sooner.draft.model import ModelDrafter
 from sooner.draft.protocol import Context, Drafter, Outcome
+from sooner.draft.translate import Foreign, TranslatingDrafter
 from sooner.errors import ConfigError, ModelError, unknown
-from sooner.llm import budget_for
+from sooner.integrations.auto import auto
+from sooner.llm import TREES, budget_for, words
 from sooner.model import load as loading
 from sooner.model.borrowed import borrow
 from sooner.model.protocol import Model
@@ -47,59 +49,86 @@ class Wishes:
         budget_for("", self.k)
 
 
-def choose(wishes: Wishes, config: Any, target: Model) -> tuple[Drafter, Budget]:
-    """The drafter and its budget. config: the GenerationConfig."""
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """Who guesses, and how much at most. weighed: no more than pays by measured costs; else always as much."""
+
+    drafter: Drafter
+    budget: Budget
+    weighed: bool = False
+
+
+def choose(wishes: Wishes, config: Any, module: Any, target: Model) -> Choice:
+    """config: the GenerationConfig. module: the caller's model, target: what we made of it.
+
+    transformers' keywords say how much is guessed; where none is given it is weighed, unless k says it.
+    """
     if not isinstance(wishes.draft, str):
-        return wishes.draft, budget_for("", wishes.k)
+        return Choice(wishes.draft, budget_for("", wishes.k), wishes.k is None)
     if wishes.draft != "auto":
-        return _named(wishes, target)
+        return _named(wishes, module, target)
     if wishes.assistant is not None:
         config = _with_its_own(config, wishes.assistant)
-        drafter = _assistant(wishes, config, target.vocab_size)
-        return drafter, _assisted(wishes, config, drafter)
+        drafter = _scheduled(_assistant(wishes, config, module, target), config)
+        return Choice(drafter, _assisted(wishes, config, drafter))
     if config.assistant_early_exit is not None:
         early = loading.first_layers(target, int(config.assistant_early_exit))
         exiting = ModelDrafter(early, target.vocab_size, confidence=_confidence(config), name="early-exit")
         drafter = _scheduled(exiting, config)
-        return drafter, _assisted(wishes, config, drafter)
+        return Choice(drafter, _assisted(wishes, config, drafter))
     if config.prompt_lookup_num_tokens is not None:
         count = int(config.prompt_lookup_num_tokens)
         longest = int(config.max_matching_ngram_size or 2)
-        return LookupDrafter(longest=longest, weak=max(count, 1)), _chain(wishes.k, count)
-    return LookupDrafter(), budget_for("lookup", wishes.k)
+        return Choice(LookupDrafter(longest=longest, weak=max(count, 1)), _chain(wishes.k, count))
+    return Choice(auto(module, target), _limit("auto", wishes.k, target), wishes.k is None)
 
 
-def _named(wishes: Wishes, target: Model) -> tuple[Drafter, Budget]:
+def _limit(name: str, k: int | None, target: Model) -> Budget:
+    """As in sooner.LLM: trees where they are exact to the bit, chains otherwise."""
+    return budget_for(name, k, 1 if name in TREES and not loading.even_trees(target) else None)
+
+
+def _named(wishes: Wishes, module: Any, target: Model) -> Choice:
     spec = registry.parse(str(wishes.draft))
 
-    def load_draft(wanted: registry.Spec) -> Model:
+    def load_draft(wanted: registry.Spec) -> Model | Foreign:
         name = wanted.argument or ""
         if wanted.name == "early-exit":
             return loading.first_layers(target, int(name) if name else None)
         if wanted.name == "self":
             raise ConfigError(f"draft '{wanted}' would be a second copy of the weights; use sooner.LLM for that.")
         loaded = loading.load(name)
-        if wishes.tokenizer is not None:
-            loading.check_same_tokens(wishes.tokenizer, loaded.tokenizer, ("the target", name))
-        return loaded.model
+        if wishes.tokenizer is None or loading.same_tokens(wishes.tokenizer, loaded.tokenizer):
+            return loaded.model
+        return Foreign(loaded.model, words(loaded), words(_loaded("the target", module, target, wishes.tokenizer)))
 
-    return registry.make(spec, target, load_draft), budget_for(spec.name, wishes.k)
+    drafter = registry.make(spec, target, load_draft)
+    return Choice(drafter, _limit(spec.name, wishes.k, target), wishes.k is None)
 
 
-def _assistant(wishes: Wishes, config: Any, vocab: int) -> Drafter:
-    """The assistant's weights are borrowed like the target's."""
+def _assistant(wishes: Wishes, config: Any, module: Any, target: Model) -> Drafter:
+    """The assistant's weights are borrowed like the target's. With both tokenizers it may have one of its own."""
+    theirs, own = wishes.tokenizer, wishes.assistant_tokenizer
+    confidence, vocab = _confidence(config), target.vocab_size
     try:
         model = borrow(wishes.assistant, wishes.runtime)
     except ModelError as error:
         raise ModelError(f"assistant_model: {error}") from error
-    if wishes.tokenizer is not None and wishes.assistant_tokenizer is not None:
-        loading.check_same_tokens(wishes.tokenizer, wishes.assistant_tokenizer, ("the target", "assistant_model"))
+    if theirs is not None and own is not None:
+        if not loading.same_tokens(theirs, own):
+            drafted = _loaded("assistant_model", wishes.assistant, model, own)
+            foreign = Foreign(model, words(drafted), words(_loaded("the target", module, target, theirs)))
+            return TranslatingDrafter(foreign, vocab, confidence)
     elif model.vocab_size != vocab:
         raise ConfigError(
-            f"the assistant's vocabulary ({model.vocab_size}) is not the target's ({vocab}). If only padding "
-            "differs, pass tokenizer= and assistant_tokenizer= so that this can be checked."
+            f"the assistant's vocabulary ({model.vocab_size}) is not the target's ({vocab}). Pass tokenizer= and "
+            "assistant_tokenizer=, so that their ids can be compared, and translated where they differ."
         )
-    return _scheduled(ModelDrafter(model, vocab, confidence=_confidence(config)), config)
+    return ModelDrafter(model, vocab, confidence=confidence)
+
+
+def _loaded(name: str, module: Any, model: Model, tokenizer: Any) -> loading.Loaded:
+    return loading.Loaded(name, model, tokenizer, loading.eos_ids(module))
 
 
 def _with_its_own(config: Any, assistant: Any) -> Any:

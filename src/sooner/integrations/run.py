@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 from transformers.generation import GenerateDecoderOnlyOutput
 
-from sooner.config import Budget, EngineConfig
-from sooner.control.fixed import FixedController
+from sooner.config import EngineConfig
+from sooner.control.protocol import Controller
 from sooner.draft.protocol import Drafter
 from sooner.engine.engine import Engine, Event
 from sooner.engine.request import Request
@@ -82,13 +82,13 @@ class Written:
 
 
 def run(
-    model: Model, drafter: Drafter, budget: Budget, calls: Sequence[Prepared], lanes: int
+    model: Model, drafter: Drafter, controller: Controller, calls: Sequence[Prepared], lanes: int
 ) -> tuple[list[Written], CallStats]:
     """Write all rows of all calls, `lanes` of them at a time. Raises what the callers' own code raises."""
     engine = Engine(
         model,
         drafter,
-        FixedController(budget),
+        controller,
         config=EngineConfig(max_requests=lanes, step_rows=max(1024, 2 * lanes)),
     )
     texts: list[list[_Text]] = []

@@ -15,9 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sooner.control.fixed import FixedController
 from sooner.draft.protocol import Drafter
 from sooner.errors import ConfigError
 from sooner.integrations import call, ends, laws, run
+from sooner.integrations.auto import adaptive
 from sooner.integrations.guesses import Wishes, choose
 from sooner.integrations.output import CallStats
 from sooner.model.borrowed import borrow
@@ -47,7 +49,8 @@ class Generate:
 
     draft: "auto" (the assistant or the prompt lookup that was asked for, else the best that needs no model),
         "none", "lookup", another drafter's name as on the command line, or a Drafter.
-    k: most tokens guessed a step.
+    k: tokens guessed every step, at most. None: as many as pay, weighed step by step, or what transformers'
+        keywords for assisted decoding say.
     rule: how guesses are judged, see SamplingParams; all are exact.
     seed: the text is then a function of model, prompt, parameters and seed alone. Without it draws depend on
         torch's global generator, as in transformers.
@@ -201,8 +204,13 @@ def _run(
     model: Any, wishes: Wishes, config: Any, calls: Sequence[run.Prepared], lanes: int
 ) -> tuple[list[run.Written], CallStats]:
     target = borrow(model, wishes.runtime)
-    drafter, budget = choose(wishes, config, target)
-    return run.run(target, drafter, budget, calls, lanes)
+    choice = choose(wishes, config, model, target)
+    if not choice.weighed:
+        return run.run(target, choice.drafter, FixedController(choice.budget), calls, lanes)
+    controller, keep_costs = adaptive(model, target, choice.drafter.name, choice.budget)
+    written = run.run(target, choice.drafter, controller, calls, lanes)
+    keep_costs()
+    return written
 
 
 def _read(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import gc
 import hashlib
 import json
@@ -15,6 +16,7 @@ from typing import Any
 import torch
 from tokenizers import Tokenizer
 from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers.utils import cached_file
 
 from sooner.errors import ConfigError, DraftError, ModelError, RequestError, unknown
 from sooner.model import decoder, fused, hf, native, pull
@@ -53,10 +55,7 @@ class Loaded:
     @property
     def costs_depend_on(self) -> tuple[str, ...]:
         """What the time of a pass depends on, beside what is in it."""
-        gpu = torch.cuda.get_device_name(self.device) if self.device.type == "cuda" else "cpu"
-        dtype = str(self.model.lanes.store.dtype).removeprefix("torch.")
-        runtime = type(self.model).__name__
-        return (self.name, dtype, runtime, str(self.device), gpu, f"{torch.get_num_threads()} threads")
+        return costs_depend_on(self.name, self.model)
 
     def encode(self, text: str, *, special: bool = True) -> list[int]:
         """Token ids of a text; `special`: with what the tokenizer puts around a prompt (BOS, ...)."""
@@ -180,6 +179,14 @@ def resolve(name: str) -> str:
     return name
 
 
+def costs_depend_on(name: str, model: Model) -> tuple[str, ...]:
+    """What the time of a pass depends on, beside what is in it. name: the model's."""
+    device = model.lanes.store.device
+    gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
+    dtype = str(model.lanes.store.dtype).removeprefix("torch.")
+    return (name, dtype, type(model).__name__, str(device), gpu, f"{torch.get_num_threads()} threads")
+
+
 def eos_ids(module: Any) -> tuple[int, ...]:
     """Every end-of-text id a model names: one, a list or none."""
     for config in (getattr(module, "generation_config", None), module.config):
@@ -197,19 +204,48 @@ def backend(tokenizer: Any, name: str) -> Tokenizer:
     return inner
 
 
-def even_trees(loaded: Loaded) -> bool:
+def even_trees(model: Model) -> bool:
     """Whether a wide draft changes no near-tie: rows of its tree have the bits of rows of a chain, or round so
     finely that ties are rare. In half types only a model that has `even_trees = True` promises that."""
-    fine = loaded.model.lanes.store.dtype in (torch.float32, torch.float64)
-    return fine or bool(getattr(loaded.model, "even_trees", False))
+    fine = model.lanes.store.dtype in (torch.float32, torch.float64)
+    return fine or bool(getattr(model, "even_trees", False))
 
 
 def fingerprint(loaded: Loaded) -> str:
     """What a warm table is matched by: the tokens and their ids, the width of the logits, and the shape of the
     cache (layers, key heads, head width). Models fine-tuned from one another have the same one."""
-    layers, _, _, heads, _, width = loaded.model.lanes.store.shape
-    seal = hashlib.sha256(json.dumps([layers, heads, width, loaded.model.vocab_size]).encode())
-    seal.update(json.dumps(sorted(_by_id(loaded.tokenizer).items())).encode())
+    return _fingerprint(_shape(loaded.model), loaded.tokenizer.get_vocab())
+
+
+def fingerprint_at(source: str, model: Model) -> str | None:
+    """The fingerprint of a model by the tokenizer.json that lies where it was loaded from; None without one."""
+    if not source:
+        return None
+    path = Path(source) / "tokenizer.json"
+    if not path.is_file():
+        found = cached_file(
+            source, "tokenizer.json", local_files_only=True, _raise_exceptions_for_missing_entries=False,
+            _raise_exceptions_for_connection_errors=False, _raise_exceptions_for_gated_repo=False,
+        )  # fmt: skip
+        if found is None:
+            return None
+        path = Path(found)
+    return _fingerprint_of_file(str(path), path.stat().st_mtime_ns, _shape(model))
+
+
+@functools.lru_cache(maxsize=8)
+def _fingerprint_of_file(path: str, changed: int, shape: tuple[int, ...]) -> str:
+    return _fingerprint(shape, Tokenizer.from_file(path).get_vocab())
+
+
+def _shape(model: Model) -> tuple[int, ...]:
+    layers, _, _, heads, _, width = model.lanes.store.shape
+    return layers, heads, width, model.vocab_size
+
+
+def _fingerprint(shape: tuple[int, ...], ids: Mapping[str, int]) -> str:
+    seal = hashlib.sha256(json.dumps(shape).encode())
+    seal.update(json.dumps(sorted((i, token) for token, i in ids.items())).encode())
     return seal.hexdigest()[:16]
 
 
