@@ -24,7 +24,7 @@ from sooner.integrations.call import Row
 from sooner.integrations.ends import Ends, RowWatch, Together
 from sooner.integrations.output import CallStats, Columns, by_step, sequences
 from sooner.model.protocol import Model
-from sooner.params import MAX_SEED, SamplingParams
+from sooner.params import MAX_SEED, Rule, SamplingParams
 
 logger = logging.getLogger("sooner")
 
@@ -82,9 +82,17 @@ class Written:
 
 
 def run(
-    model: Model, drafter: Drafter, controller: Controller, calls: Sequence[Prepared], lanes: int
+    model: Model,
+    drafter: Drafter,
+    controller: Controller,
+    calls: Sequence[Prepared],
+    lanes: int,
+    drawn_rule: Rule = "traversal",
 ) -> tuple[list[Written], CallStats]:
-    """Write all rows of all calls, `lanes` of them at a time. Raises what the callers' own code raises."""
+    """Write all rows of all calls, `lanes` of them at a time. Raises what the callers' own code raises.
+
+    drawn_rule: how guesses of sampled rows are judged that have no seed.
+    """
     engine = Engine(
         model,
         drafter,
@@ -95,7 +103,7 @@ def run(
     passes, began = 0, time.perf_counter()
     try:
         for call in calls:
-            texts.append(_add(engine, model, call))
+            texts.append(_add(engine, model, call, drawn_rule))
         streams = [_columns(call) for call in calls]
         where = {t.request.id: (c, r) for c, each in enumerate(texts) for r, t in enumerate(each)}
         while engine.busy:
@@ -136,11 +144,11 @@ def result(one: Written, stats: CallStats) -> Any:
     return out
 
 
-def _add(engine: Engine, model: Model, call: Prepared) -> list[_Text]:
+def _add(engine: Engine, model: Model, call: Prepared, drawn_rule: Rule) -> list[_Text]:
     """One request a row; row i draws from the i-th stream of the seed."""
     drawn = call.seed is None and call.sampled
     seed = int(torch.randint(MAX_SEED, (1,))) if drawn else call.seed or 0  # from torch's own, as in transformers
-    rule = "traversal" if drawn and call.rule == "auto" else call.rule
+    rule = drawn_rule if drawn and call.rule == "auto" else call.rule
     together = Together(len(call.rows), call.ends.padded)
     return [_text(engine, model, call, r, together, {"seed": seed, "rule": rule}) for r in range(len(call.rows))]
 
