@@ -12,6 +12,7 @@ from sooner.control.protocol import View
 from sooner.draft.table import build, load, save
 from sooner.errors import ConfigError
 from sooner.heads import medusa as medusa_files
+from sooner.heads import checkpoint as eagle_files
 from sooner.llm import LLM
 from sooner.model import load as loading
 from sooner.params import SamplingParams
@@ -105,6 +106,13 @@ def test_shipped_medusa_heads_are_whole_and_small(path: Path) -> None:
     found = medusa_files.load(path)
     assert found.ids is not None
     assert not found.own_lm_heads
+
+
+@pytest.mark.parametrize("path", sorted(shipped.DATA.glob("eagle-*")), ids=lambda p: p.name)
+def test_a_shipped_eagle_head_is_whole_and_says_how_it_was_made(path: Path) -> None:
+    found = eagle_files.load(path)
+    assert found.ids is not None
+    assert {"target", "data_tokens", "steps", "scores"} <= found.settings["sooner"].keys()
 
 
 def test_what_comes_along_is_small() -> None:
