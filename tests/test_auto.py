@@ -11,8 +11,8 @@ from sooner.config import Budget
 from sooner.control.protocol import View
 from sooner.draft.table import build, load, save
 from sooner.errors import ConfigError
-from sooner.heads import medusa as medusa_files
 from sooner.heads import checkpoint as eagle_files
+from sooner.heads import medusa as medusa_files
 from sooner.llm import LLM
 from sooner.model import load as loading
 from sooner.params import SamplingParams

@@ -208,7 +208,7 @@ def _run(
     if not choice.weighed:
         return run.run(target, choice.drafter, FixedController(choice.budget), calls, lanes)
     controller, keep_costs = adaptive(model, target, choice.drafter.name, choice.budget)
-    # How much is guessed depends on the clock, and torch.manual_seed must fix the text: only "match" does not mind.
+    # How much is guessed depends on the clock; torch.manual_seed must fix the text: only "match" does not mind.
     written = run.run(target, choice.drafter, controller, calls, lanes, drawn_rule="match")
     keep_costs()
     return written
