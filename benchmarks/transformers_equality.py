@@ -2,9 +2,9 @@
 
     python benchmarks/transformers_equality.py DATA.jsonl [--tokens 32] [--dtype float32]
 
-DATA: rows with "turns". Eight prompts of 1 to 500 tokens, cut from the rows and padded on the left. Every drafter is
-told to guess in every step. For each row that parts from transformers' the margin of the logits there is shown. The
-last line is JSON; exit status 1 if a row differs.
+DATA: rows with "turns". Eight prompts of 1 to 500 tokens, cut from the rows and padded on the left. Every drafter
+is told to guess in every step. For each row that parts from transformers' the margin of the logits there is shown.
+The last line is JSON; exit status 1 if a row differs.
 """
 
 from __future__ import annotations
@@ -75,10 +75,9 @@ def main() -> int:
         parted = [
             parting(model, inputs, r, a, b) for r, (a, b) in enumerate(zip(plain, rows, strict=True)) if a != b
         ]
-        report[name] = {"equal": len(rows) - len(parted), "parted": parted, "passes": out.sooner_stats.passes}
-        print(
-            f"{name:20} {report[name]['equal']} of {len(rows)} rows, {report[name]['passes']} passes {parted or ''}"
-        )
+        same, passes = len(rows) - len(parted), out.sooner_stats.passes
+        report[name] = {"equal": same, "parted": parted, "passes": passes}
+        print(f"{name:20} {same} of {len(rows)} rows, {passes} passes {parted or ''}")
     print(json.dumps({"model": asked.model, "dtype": asked.dtype, "tokens": asked.tokens, "ways": report}))
     return int(any(one["parted"] for one in report.values()))
 
