@@ -36,10 +36,19 @@ def packed(temperature: float, top_k: int, top_p: float, min_p: float, wanted: i
     return struct.pack("dddqq", temperature, top_p, min_p, top_k, wanted)
 
 
+_NO_IDS, _NO_MASS = torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0))
+
+
 def serves(logits: Tensor) -> bool:
     """Whether `shape` can take these logits."""
     plain = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.is_contiguous()
     return plain and logits.shape[-1] > 0 and _library() is not None
+
+
+def _tables(rows: int, room: int) -> tuple[Tensor, Tensor]:
+    if not rows:
+        return _NO_IDS, _NO_MASS
+    return torch.empty((rows, room), dtype=torch.int64), torch.empty((rows, room))
 
 
 def shape(
@@ -55,7 +64,7 @@ def shape(
     sums = array("d", bytes(16 * count))
     room = min(_ROOM, vocab) if few else 0
     while True:
-        ids, mass = torch.empty((count, room), dtype=torch.int64), torch.empty((count, room))
+        ids, mass = _tables(count if few else 0, room)
         everything = _LAWS.pack(
             count, vocab, room, torch.get_num_threads(), logits.data_ptr(), read, ids.data_ptr(), mass.data_ptr(),
             write, sums.buffer_info()[0],
@@ -64,11 +73,13 @@ def shape(
         if (most := wrote[-1]) <= room:
             break
         room = most
-    if len(few) < count:
-        ids, mass = ids[few], mass[few]
-    best, broken = wrote[:count].tolist(), [bool(odd) for odd in wrote[count : 2 * count]]
+    best, broken = wrote[:count].tolist(), [odd != 0 for odd in wrote[count : 2 * count]]
     norms = list(zip(sums[::2], sums[1::2], strict=True))
-    return best, broken, ids.narrow(1, 0, most), mass.narrow(1, 0, most), norms
+    if few:
+        ids, mass = ids.narrow(1, 0, most), mass.narrow(1, 0, most)
+        if len(few) < count:
+            ids, mass = ids[few], mass[few]
+    return best, broken, ids, mass, norms
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[list[float], list[int]]:
