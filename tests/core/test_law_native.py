@@ -12,7 +12,7 @@ import torch
 from sooner.core import law as laws
 from sooner.core import noise
 from sooner.core.edit import Edit, LawParams, edit
-from sooner.core.sparse import sparse
+from sooner.core.sparse import Sparse, sparse
 from sooner.core.tree import Draft
 from sooner.engine.history import History
 from sooner.native import law as native
@@ -161,3 +161,16 @@ def test_unfiltered_laws_are_those_of_torch(temperature: float) -> None:
     for r in range(5):
         drawn = laws.draw(law, [r] * 300, range(300))
         assert drawn == noise.race(want[r].float().expand(300, -1), range(300)).tolist()
+
+
+def test_a_row_whose_guesses_have_all_failed_has_nothing_left() -> None:
+    """What rounding leaves of a sum is not mass: nothing may be drawn by it."""
+    mass = torch.tensor([[0.1, 0.2, 0.3, 0.4]])
+    row = Sparse(
+        laws.Few(torch.arange(4)[None], mass, 0), float(mass.double().sum()), dict(enumerate(mass[0].tolist()))
+    )
+    left = row.without(3).without(2).without(1)
+    assert left.sum() == pytest.approx(0.1)
+    assert left.without(0).sum() == 0.0
+    off = Sparse(laws.Few(torch.arange(4)[None], mass, 0), 1.0 + 1e-13, {0: 0.6, 1: 0.4})
+    assert off.without(0).without(1).sum() == 0.0
