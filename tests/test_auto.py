@@ -78,7 +78,7 @@ def heads_along(target: loading.Loaded, tmp_path: Path, monkeypatch: pytest.Monk
     """A folder of things that come along, with heads for the target that have been trained for a moment."""
     monkeypatch.setattr(shipped, "DATA", tmp_path)
     plan, recipe = Plan(2), Recipe(vocab=64, window=16, unroll=2, held_out=60)
-    ends = target.model.ends()  # type: ignore[attr-defined]
+    ends = target.model.ends()  # type: ignore[attr-defined]  # tiny Llamas have them
     for trained in (eagle, medusa):
         out = tmp_path / f"{trained.__name__.rpartition('.')[2]}-{loading.fingerprint(target)}"
         trained.train(target.model, ends, "tiny", documents(), out, recipe, plan, lambda *_: None)

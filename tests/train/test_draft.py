@@ -53,7 +53,7 @@ def go(target: Loaded, out: Path, plan: Plan = PLAN, kill_at: int | None = None)
             raise KeyboardInterrupt
 
     out.mkdir(exist_ok=True)
-    ends = target.model.ends()  # type: ignore[attr-defined]
+    ends = target.model.ends()  # type: ignore[attr-defined]  # tiny Llamas have them
     draft.train(target.model, ends, target.name, written(target), out, RECIPE, plan, report, layers=2)
 
 

@@ -33,7 +33,7 @@ def go(target: Loaded, out: Path, plan: Plan = PLAN, kill_at: int | None = None,
             raise KeyboardInterrupt
 
     out.mkdir(exist_ok=True)
-    ends = target.model.ends()  # type: ignore[attr-defined]
+    ends = target.model.ends()  # type: ignore[attr-defined]  # tiny Llamas have them
     medusa.train(target.model, ends, "tiny", documents(), out, RECIPE, plan, report, blocks=blocks)
 
 

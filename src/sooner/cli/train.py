@@ -18,7 +18,8 @@ if TYPE_CHECKING:
     from sooner.model.load import Loaded
     from sooner.model.protocol import Ends
     from sooner.train.features import Document
-    from sooner.train.loop import History
+    from sooner.train.loop import History, Plan
+    from sooner.train.recipe import Recipe
 
 train = typer.Typer(help="Make drafters for a model, from text the model itself writes.", no_args_is_help=True)
 
@@ -73,18 +74,13 @@ def eagle(
     The target's features are stored under OUT/features first (about 3.7 KB a token for the default model),
     then the head is trained on them. Killed at any time, the same command goes on, less than a minute back.
     """
-    from sooner.train import curve
     from sooner.train.eagle import train as run
     from sooner.train.loop import Plan
     from sooner.train.recipe import Recipe
 
-    curve.check()
     recipe = Recipe(vocab=vocab, window=window, batch=batch, unroll=unroll, share=share, seed=seed)
     plan = Plan(steps, rate, every=every, minutes=minutes)
-    loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
-    with progress.training() as report:
-        history = run(loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report)
-    _tell(out, history)
+    _run(run, out, recipe, plan, model, data, self_generate, dtype, device)
 
 
 @train.command()
@@ -112,20 +108,13 @@ def medusa(
     The target's last states are stored under OUT/features first (about 1.4 KB a token for the default model),
     then the heads are trained on them. Killed at any time, the same command goes on, less than a minute back.
     """
-    from sooner.train import curve
     from sooner.train.loop import Plan
     from sooner.train.medusa import train as run
     from sooner.train.recipe import Recipe
 
-    curve.check()
     recipe = Recipe(vocab=vocab, window=window, batch=batch, unroll=heads, share=share, seed=seed)
     plan = Plan(steps, rate, every=every, minutes=minutes)
-    loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
-    with progress.training() as report:
-        history = run(
-            loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report, blocks=blocks
-        )
-    _tell(out, history)
+    _run(run, out, recipe, plan, model, data, self_generate, dtype, device, blocks=blocks)
 
 
 @train.command()
@@ -152,20 +141,13 @@ def draft(
     trained; embedding and LM head stay. OUT is an ordinary transformers folder. Killed at any time, the same
     command goes on, less than a minute back.
     """
-    from sooner.train import curve
     from sooner.train.draft import train as run
     from sooner.train.loop import Plan
     from sooner.train.recipe import Recipe
 
-    curve.check()
     recipe = Recipe(window=window, batch=batch, share=share, seed=seed)
     plan = Plan(steps, rate, every=every, minutes=minutes)
-    loaded, documents = _ready(model, out, data, self_generate, seed, dtype, device)
-    with progress.training() as report:
-        history = run(
-            loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report, layers=layers
-        )
-    _tell(out, history)
+    _run(run, out, recipe, plan, model, data, self_generate, dtype, device, layers=layers)
 
 
 @train.command()
@@ -249,6 +231,24 @@ def _ends(loaded: Loaded) -> Ends:
     return loaded.model.ends()
 
 
-def _tell(out: Path, history: History) -> None:
+def _run(
+    run: Callable[..., History],
+    out: Path,
+    recipe: Recipe,
+    plan: Plan,
+    model: str,
+    data: list[Path] | None,
+    self_generate: int,
+    dtype: str,
+    device: str,
+    **more: int,
+) -> None:
+    """Text, training by `run`, and what came of it. more: settings of that kind of head alone."""
+    from sooner.train import curve
+
+    curve.check()
+    loaded, documents = _ready(model, out, data, self_generate, recipe.seed, dtype, device)
+    with progress.training() as report:
+        history = run(loaded.model, _ends(loaded), loaded.name, documents, out, recipe, plan, report, **more)
     said = progress.figures(history.entries[-1])
     typer.echo(f"{out}: {history.tokens:,} tokens in {history.seconds / 60:.1f} min, {said}")
