@@ -82,7 +82,7 @@ OUTSIDE: dict[str, set[str]] = {
     "engine": {"torch", "tokenizers", "xgrammar", "llguidance"},
     "model": {"torch", "transformers", "tokenizers", "safetensors", "huggingface_hub"},
     "measure": {"torch", "rich", "matplotlib"},
-    "integrations": {"torch", "transformers"},
+    "integrations": {"torch", "transformers", "lm_eval"},
     "cli": {"typer", "rich", "click"},
     "testing": {"torch"},
 }
