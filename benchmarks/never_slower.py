@@ -4,17 +4,20 @@
     python benchmarks/never_slower.py --trace question.jsonl --quick    # four cells, within a minute
     python benchmarks/never_slower.py --merge part1.json part2.json --plot heat.png
 
-A cell is a workload at a number of requests at once. All requests of a cell begin together and write the same
-number of tokens; throughput = tokens after everybody's first / seconds after it, so the time of prompts does not
-count. Settings take turns, each cell is run `--repeats` times, and the ratio of a setting is the median over the
-repeats of its throughput over that of plain decoding in the same turn. The adaptive controller knows nothing at
-the start of a workload but what a pass costs, and keeps what it learns from cell to cell, as a server would.
-So that the whole takes a quarter of an hour: a fixed setting that has taken twice as long as plain decoding is
+A cell is a workload at a number of requests at once. The requests of a batch begin together and write the same
+number of tokens; a cell is as many batches, one after another, as take plain decoding some seconds. Throughput =
+tokens after everybody's first / seconds after it, so the time of prompts does not count. All settings run a batch
+side by side, each for SLICE seconds in turn: a machine that gets slower for a second gets slower for all of them.
+Each cell is run `--repeats` times, and the ratio of a setting is the median over the turns of its throughput over
+that of plain decoding in the same turn. Drafters begin every turn without memories, so no text has been seen
+before; the adaptive controller knows nothing at the start of a workload but what a pass costs, and keeps what it
+learns from turn to turn, as a server would. A fixed setting that has taken twice as long as plain decoding is
 ended then, and its throughput is that of what it wrote (and its text compared as far as it got); one that was
 slower than 0.8 of the best in the first turn takes no further turn.
 
-Drafters: `--draft` for text (default lookup); scripted ones that are always wrong, always right, and wrong up to
-the middle of the text and right from there on. Every text is compared with that of plain decoding.
+Drafters: `--draft` for text (default auto, with what comes with the package); scripted ones that are always wrong,
+always right, and wrong up to the middle of the text and right from there on. k = 2, 4, 8 guesses a step, of the
+same drafter. Every text is compared with that of plain decoding.
 Last line: JSON with worst_ratio (adaptive over plain, the worst cell), geomean_ratio, worst_best_ratio (adaptive
 over the best fixed setting), equal.
 """
@@ -29,13 +32,15 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 
 from rich.console import Console
 from rich.table import Table
 
-from sooner import SamplingParams
+from sooner import SamplingParams, shipped
+from sooner.budgets import budget_for
 from sooner.config import Budget, EngineConfig
 from sooner.control.adaptive import AdaptiveController
 from sooner.control.cost import Costs, PassCost
@@ -44,13 +49,15 @@ from sooner.control.protocol import Controller
 from sooner.core.tree import Draft, chain
 from sooner.draft import registry
 from sooner.draft.protocol import Context, Drafter
+from sooner.engine.calibrate import calibrate
 from sooner.engine.engine import Engine
+from sooner.engine.request import Request
 from sooner.errors import ConfigError, SoonerError
 from sooner.measure.bench import encode
 from sooner.measure.plots import heat_map
 from sooner.measure.report import machine
 from sooner.measure.workload import choose, read
-from sooner.model.load import Loaded, load
+from sooner.model.load import Loaded, fingerprint, load
 from sooner.model.protocol import Model
 from sooner.model.pull import DEFAULT_MODEL
 from sooner.testing import ScriptedDrafter
@@ -58,11 +65,15 @@ from sooner.testing import ScriptedDrafter
 CONCURRENCY = (1, 2, 4, 8, 16, 32)
 FIXED = (2, 4, 8)
 WORKLOADS = ("quote", "chat", "random", "wrong", "right", "half")
+SCRIPTED = ("wrong", "right", "half")
 QUICK = (("quote", 1), ("chat", 4), ("wrong", 4), ("right", 8))
-DEEPEST, NODES = 16, 16
+DEEPEST = 16
 PROMPT = 1024  # tokens of a prompt at most; the end of it, where the question is
 
 TWICE, HOPELESS = 2.0, 0.8
+KEPT = ("plain", "adaptive")
+SLICE = 0.05  # seconds a setting runs before the next one does
+BATCHES = {1: 6, 2: 6, 4: 6, 8: 4, 16: 3, 32: 2}  # batches of a cell, by how many requests are in one
 
 Texts = dict[tuple[int, ...], tuple[int, ...]]
 
@@ -89,16 +100,18 @@ def _measure(options: argparse.Namespace) -> list[dict]:
     gc.collect()
     gc.freeze()  # else looking through all that was loaded halts whoever happens to run, for 0.2 s
     passes = PassCost()
+    calibrate(target.model, passes)
     wanted = QUICK if options.quick else [(w, c) for w in options.workloads for c in options.concurrency]
     fixed = (4,) if options.quick else FIXED
     cells = []
     for workload in dict.fromkeys(w for w, _ in wanted):
         levels = [c for w, c in wanted if w == workload]
-        prompts = _prompts(target, workload, max(levels), options)
+        counts = {level: level * (1 if options.quick else BATCHES.get(level, 2)) for level in levels}
+        prompts = _prompts(target, workload, max(counts.values()), options)
         bench = Bench(target, workload, options, passes, fixed)
         bench.learn(prompts)
         for level in levels:
-            cells.append(bench.cell(prompts[:level], options.repeats))
+            cells.append(bench.cell(prompts[: counts[level]], level, options.repeats))
             print(json.dumps(cells[-1]), file=sys.stderr, flush=True)
     if options.out:
         options.out.write_text(json.dumps({"cells": cells, "machine": machine()}))
@@ -111,52 +124,56 @@ class Bench:
     def __init__(
         self, target: Loaded, workload: str, options: argparse.Namespace, passes: PassCost, fixed: Sequence[int]
     ) -> None:
-        self.workload = workload
+        self.target, self.workload, self.options = target, workload, options
         self.params = SamplingParams(max_tokens=options.max_tokens, ignore_eos=True)
         self.texts: Texts = {}
         costs = Costs()
         costs.passes = passes
-        limit = Budget(DEEPEST, options.width, NODES * options.width)
-        controllers: dict[str, Controller] = {"plain": FixedController(Budget.chain(0))}
-        controllers |= {f"k={k}": FixedController(Budget(k, options.width, k * options.width)) for k in fixed}
-        controllers["adaptive"] = AdaptiveController(limit, costs)
+        scripted = workload in SCRIPTED
+        limit = Budget.chain(DEEPEST) if scripted else budget_for(options.draft, None, options.width)
+        self.spec = shipped.fitted(registry.parse(options.draft), target.name, lambda: fingerprint(target))
+        self.controllers: dict[str, Controller] = {"plain": FixedController(Budget.chain(0))}
+        self.controllers |= {f"k={k}": FixedController(Budget(k, limit.width, k)) for k in fixed}
+        self.controllers["adaptive"] = AdaptiveController(limit, costs)
+
+    def engines(self, names: Sequence[str]) -> dict[str, Engine]:
+        """One for each setting, with a drafter that has seen nothing yet."""
         config = EngineConfig(max_requests=max(CONCURRENCY), step_rows=4096)
-        self.engines = {
-            name: Engine(target.model, self._drafter(target.model, options), controller, config=config)
-            for name, controller in controllers.items()
-        }
+        model = self.target.model
+        return {name: Engine(model, self._drafter(), self.controllers[name], config=config) for name in names}
 
     def learn(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Plain decoding of all prompts: the right texts, and prompts whose keys are there already."""
-        for i in range(0, len(prompts), max(CONCURRENCY)):
-            some = prompts[i : i + max(CONCURRENCY)]
-            _, texts = run(self.engines["plain"], some, self.params)
-            self.texts |= {tuple(p): t for p, t in zip(some, texts, strict=True)}
-        run(self.engines["adaptive"], prompts[:1], self.params)
+        """Plain decoding of all prompts: the right texts."""
+        engines = self.engines(["plain"])
+        for batch in _batches(prompts, max(CONCURRENCY)):
+            _, texts = race(engines, batch, self.params)["plain"]
+            self.texts |= {tuple(p): t for p, t in zip(batch, texts, strict=True)}
 
-    def cell(self, prompts: Sequence[Sequence[int]], repeats: int) -> dict:
-        names = list(self.engines)
+    def cell(self, prompts: Sequence[Sequence[int]], level: int, repeats: int) -> dict:
+        names = list(self.controllers)
         rates: dict[str, list[float]] = {name: [] for name in names}
         equal = compared = 0
-        most = math.inf
-        for turn in range(repeats):
-            for name in names[turn % len(names) :] + names[: turn % len(names)]:
-                kept = name in ("plain", "adaptive")
-                rate, texts = run(self.engines[name], prompts, self.params, math.inf if kept else most)
-                rates[name].append(rate)
-                if name == "plain":
-                    most = TWICE * sum(len(text) - 1 for text in texts) / rate
-                equal += sum(self.texts[tuple(p)][: len(t)] == t for p, t in zip(prompts, texts, strict=True))
-                compared += len(texts)
+        for _ in range(repeats):
+            engines = self.engines(names)
+            ran = {name: Ran() for name in names}
+            for batch in _batches(prompts, level):
+                for name, (took, texts) in race(engines, batch, self.params).items():
+                    ran[name].tokens += took.tokens
+                    ran[name].seconds += took.seconds
+                    right = (self.texts[tuple(p)] for p in batch)
+                    equal += sum(own[: len(t)] == t for own, t in zip(right, texts, strict=True))
+                    compared += len(texts)
+            for name in names:
+                rates[name].append(ran[name].tokens / ran[name].seconds)
             best = max(found[-1] for found in rates.values())
-            names = [n for n in names if n in ("plain", "adaptive") or rates[n][-1] >= HOPELESS * best]
+            names = [n for n in names if n in KEPT or rates[n][-1] >= HOPELESS * best]
         ratio = {
             name: statistics.median(own / plain for own, plain in zip(found, rates["plain"], strict=False))
             for name, found in rates.items()
         }
         return {
             "workload": self.workload,
-            "concurrency": len(prompts),
+            "concurrency": level,
             "plain_tok_s": round(statistics.median(rates["plain"]), 2),
             "ratios": {name: round(value, 4) for name, value in ratio.items()},
             "spread": [round(a / b, 3) for a, b in zip(rates["adaptive"], rates["plain"], strict=True)],
@@ -164,11 +181,11 @@ class Bench:
             "texts": compared,
         }
 
-    def _drafter(self, model: Model, options: argparse.Namespace) -> Drafter:
-        if self.workload in ("wrong", "right", "half"):
+    def _drafter(self) -> Drafter:
+        model = self.target.model
+        if self.workload in SCRIPTED:
             return ScriptedDrafter(self._script(model.vocab_size))
-        spec = registry.parse(options.draft)
-        return registry.make(spec, model, lambda wanted: _no_models(wanted))
+        return registry.make(self.spec, model, lambda wanted: _no_models(wanted))
 
     def _script(self, vocab: int) -> Callable[[Context, Budget], Draft]:
         def script(context: Context, budget: Budget) -> Draft:
@@ -182,28 +199,62 @@ class Bench:
         return script
 
 
-def run(
-    engine: Engine, prompts: Sequence[Sequence[int]], params: SamplingParams, most: float = math.inf
-) -> tuple[float, list[tuple[int, ...]]]:
-    """Tokens a second once every request has its first token, for `most` seconds; and the texts."""
-    requests = [engine.add(prompt, params) for prompt in prompts]
-    while engine.busy and any(not request.written for request in requests):
-        engine.step()
-    began, before = time.perf_counter(), sum(request.written for request in requests)
-    while engine.busy and time.perf_counter() - began < most:
-        engine.step()
-    took = time.perf_counter() - began
+@dataclass(slots=True)
+class Ran:
+    """What one setting wrote, prompts and first tokens left out."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+
+
+def race(
+    engines: Mapping[str, Engine], prompts: Sequence[Sequence[int]], params: SamplingParams
+) -> dict[str, tuple[Ran, list[tuple[int, ...]]]]:
+    """Each engine writes the texts of all prompts, in slices of time by turns; what it took, and the texts."""
+    requests = {name: [engine.add(prompt, params) for prompt in prompts] for name, engine in engines.items()}
+    for name, engine in engines.items():
+        while engine.busy and any(not request.written for request in requests[name]):
+            engine.step()
+    ran = {name: Ran(-sum(request.written for request in own)) for name, own in requests.items()}
+    most = math.inf
+    while any(_goes_on(name, engine, ran, most) for name, engine in engines.items()):
+        for name, engine in engines.items():
+            if _goes_on(name, engine, ran, most):
+                _slice(engine, ran[name])
+        if "plain" in engines and not engines["plain"].busy:
+            most = TWICE * ran["plain"].seconds
+    return {name: (ran[name], _end(engine, requests[name], ran[name])) for name, engine in engines.items()}
+
+
+def _end(engine: Engine, requests: Sequence[Request], ran: Ran) -> list[tuple[int, ...]]:
+    """The texts so far; nothing of them is kept."""
     for request in requests:
         engine.abort(request)
-    rate = (sum(request.written for request in requests) - before) / took
-    if isinstance(engine.guard.drafter, ScriptedDrafter):
-        for kept in (engine.guard.drafter.contexts, engine.guard.drafter.outcomes, engine.guard.drafter.forgotten):
+    ran.tokens += sum(request.written for request in requests)
+    drafter = engine.guard.drafter
+    if isinstance(drafter, ScriptedDrafter):
+        for kept in (drafter.contexts, drafter.outcomes, drafter.forgotten):
             kept.clear()
-    return rate, [tuple(request.tokens[len(request.prompt) :]) for request in requests]
+    return [tuple(request.tokens[len(request.prompt) :]) for request in requests]
+
+
+def _goes_on(name: str, engine: Engine, ran: Mapping[str, Ran], most: float) -> bool:
+    return engine.busy and (name in KEPT or ran[name].seconds < most)
+
+
+def _slice(engine: Engine, ran: Ran) -> None:
+    began = time.perf_counter()
+    while engine.busy and time.perf_counter() - began < SLICE:
+        engine.step()
+    ran.seconds += time.perf_counter() - began
+
+
+def _batches(prompts: Sequence[Sequence[int]], size: int) -> list[Sequence[Sequence[int]]]:
+    return [prompts[i : i + size] for i in range(0, len(prompts), size)]
 
 
 def _prompts(target: Loaded, workload: str, count: int, options: argparse.Namespace) -> list[list[int]]:
-    if workload in ("random", "wrong", "right", "half"):
+    if workload == "random" or workload in SCRIPTED:
         random = Random(1)
         return [[random.randrange(1000, 40_000) for _ in range(64)] for _ in range(count)]
     if options.trace is None:
@@ -258,8 +309,8 @@ def _options(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--model", default=DEFAULT_MODEL)
     parser.add_argument("--dtype", default="auto")
-    parser.add_argument("--draft", default="lookup")
-    parser.add_argument("--width", type=int, default=1)
+    parser.add_argument("--draft", default="auto")
+    parser.add_argument("--width", type=int)
     parser.add_argument("--max-tokens", type=int, default=64)
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--quick", action="store_true")

@@ -30,6 +30,7 @@ TABLE: dict[str, set[str]] = {
     "control": {"control"},
     "engine": {"engine", "control", "draft.protocol", "model.protocol", "model.lanes", "core", "native.law"},
     "shipped": {"draft.registry"},
+    "budgets": set(),
     "llm": {
         "engine",
         "model.load",
@@ -37,6 +38,7 @@ TABLE: dict[str, set[str]] = {
         "model.pull",
         "model.threads",
         "shipped",
+        "budgets",
         "draft.registry",
         "draft.protocol",
         "draft.translate",
@@ -58,6 +60,7 @@ TABLE: dict[str, set[str]] = {
     "integrations": {
         "integrations",
         "shipped",
+        "budgets",
         "llm",
         "engine",
         "control",

@@ -8,15 +8,18 @@ from dataclasses import dataclass, replace
 from typing import overload
 
 from sooner import shipped
+from sooner.budgets import TREES, budget_for
 from sooner.cache import cache_root
-from sooner.config import MAX_K, Budget, EngineConfig, with_kv_memory
+from sooner.config import Budget, EngineConfig, with_kv_memory
 from sooner.control.adaptive import AdaptiveController
+from sooner.control.cost import Costs
 from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller
 from sooner.control.store import CostFile
 from sooner.draft import registry
 from sooner.draft.protocol import Drafter
 from sooner.draft.translate import Foreign, Words
+from sooner.engine.calibrate import calibrate
 from sooner.engine.detokenize import StreamDetokenizer
 from sooner.engine.engine import Engine, Event
 from sooner.engine.grammar import GrammarCompiler
@@ -34,12 +37,6 @@ from sooner.params import SamplingParams
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
-
-TREES = frozenset(
-    {"recycle", "combine", "auto", "eagle", "medusa"}
-)  # drafters that guess trees unless told otherwise
-TREE_WIDTH, TREE_NODES = 8, 15  # with the root 16 rows, which cost little more than one
-MOST_K = {"model": 8, "self": 8, "early-exit": 6, "medusa": 5}
 """Without a k the adaptive controller guesses up to so many tokens deep, by drafter; 16 where it is not named."""
 
 
@@ -163,7 +160,8 @@ class LLM:
         adaptive = controller is None and k is None
         self._cost_file = _cost_file(self.target, drafter) if adaptive and by_name else None
         if controller is None:
-            controller = _adaptive(budget, self._cost_file) if adaptive else FixedController(budget)
+            room = config.kv_memory if config else None
+            controller = self._adaptive(budget, drafter.name, room) if adaptive else FixedController(budget)
         backend = self.target.backend
         self._grammars = GrammarCompiler(backend, self.target.model.vocab_size, self.target.eos_ids)
         self.engine = Engine(
@@ -180,6 +178,13 @@ class LLM:
         self._lock = self.target.lock  # two LLMs on one model take turns
         self._gone: deque[Request] = deque()
         self._events: dict[str, deque[Event]] = {}
+
+    def _adaptive(self, limit: Budget, drafter: str, room: int | None) -> Controller:
+        costs = Costs() if self._cost_file is None else self._cost_file.costs
+        if not costs.passes.known and drafter != "none":
+            with self.target.lock:
+                calibrate(self.target.model, costs.passes, room=room)
+        return AdaptiveController(limit, costs)
 
     @overload
     def generate(self, prompts: str | list[int], params: SamplingParams | None = None) -> Result: ...
@@ -364,22 +369,6 @@ def _fitted(
 
 def _cost_file(target: loading.Loaded, drafter: Drafter) -> CostFile:
     return CostFile(cache_root() / "costs", target.costs_depend_on, drafter.name)
-
-
-def _adaptive(limit: Budget, file: CostFile | None) -> Controller:
-    return AdaptiveController(limit, None if file is None else file.costs)
-
-
-def budget_for(draft: str, k: int | None, width: int | None = None) -> Budget:
-    """The budget of a drafter by its name, where the user did not choose. Raises ConfigError."""
-    tree = draft in TREES
-    k = MOST_K.get(draft, 16) if k is None else k
-    width = (TREE_WIDTH if tree else 1) if width is None else width
-    if isinstance(k, bool) or not isinstance(k, int) or not 0 <= k <= MAX_K:
-        raise ConfigError(f"k must be a whole number from 0 to {MAX_K}, got {k!r}.")
-    if isinstance(width, bool) or not isinstance(width, int) or not 1 <= width <= MAX_K:
-        raise ConfigError(f"width must be a whole number from 1 to {MAX_K}, got {width!r}.")
-    return Budget(depth=k, width=width, nodes=min(k * width, TREE_NODES) if tree and width > 1 else k * width)
 
 
 def words(loaded: loading.Loaded) -> Words:

@@ -1,7 +1,8 @@
 """How likely each node of a draft is to be accepted, learnt from what became of earlier ones. Knows no costs.
 
-A node's chance, given that its parent was accepted, is that of its kind over all requests (its depth and place
-among its siblings, or the drafter's score), shifted by how this request has done better or worse than that.
+A node's chance, given that its parent was accepted, is what the drafter's score says of it, as far as such scores
+proved true (or, without scores, what nodes of its depth and place among its siblings came to), over all requests;
+shifted by how this request has done better or worse than that.
 
 What was offered but not verified teaches too: the text that is written afterwards says whether it was right. So a
 drafter whose guesses are not worth verifying is still watched, for the price of its guessing alone.
@@ -10,13 +11,12 @@ drafter whose guesses are not worth verifying is still watched, for the price of
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sooner.control.protocol import Guess, Tried
 
 ROOT = -1
-Key = tuple[str, int, int]
 
 _MEMORY = 1 - 1 / 400  # share of the old counts that a new one leaves
 _PRIOR = 3.0  # visits that the first guess of a rate counts for
@@ -28,6 +28,8 @@ _BOUND = 6.0
 _TINY = 0.01
 _SHAPES = 256  # guesses whose shape is remembered
 _SURE = 4.5  # log odds that no rate exceeds
+_RANKS, _BUCKETS = 4, 10  # places among siblings and depths that are told apart, see `_bucket`
+_SAID = 4  # scores are looked at as log odds, from minus this to this
 
 
 @dataclass(slots=True)
@@ -44,6 +46,31 @@ class _Rate:
         self.odds = _odds(self.hits / self.visits) if self.visits >= _ENOUGH else None
 
 
+class _Scores:
+    """What a drafter's scores are worth: by how much their log odds are off, at whole numbers; linear between.
+
+    The order that the scores give is kept nearly everywhere, so the best of many nodes can be told.
+    """
+
+    def __init__(self) -> None:
+        size = 2 * _SAID + 2  # the last one is there so that each has a next
+        self._hits, self._visits, self._said = [0.0] * size, [0.0] * size, [0.0] * size
+        self.off = [0.0] * size
+
+    def odds(self, said: float) -> float:
+        at = int(said + _SAID)
+        below = self.off[at]
+        return said + below + (said + _SAID - at) * (self.off[at + 1] - below)
+
+    def add(self, said: float, hit: bool) -> None:
+        at = int(said + _SAID + 0.5)
+        hits = self._hits[at] = self._hits[at] * _MEMORY + hit
+        visits = self._visits[at] = self._visits[at] * _MEMORY + 1
+        total = self._said[at] = self._said[at] * _MEMORY + said
+        mean = total / visits
+        self.off[at] = _odds((hits + _PRIOR * _logistic(mean)) / (visits + _PRIOR)) - mean
+
+
 @dataclass(slots=True)
 class _Pending:
     """A guess the text is still being compared with, from `node` on."""
@@ -55,11 +82,13 @@ class _Pending:
 
 @dataclass(frozen=True, slots=True)
 class _Known:
-    """A guess, the kinds of its nodes, and the children of the root and of every node that has any."""
+    """A guess, the children of the root and of every node that has any, and of each node either its score as log
+    odds (given its parent's) or its place."""
 
     guess: Guess
-    keys: list[Key]
     below: dict[int, list[int]]
+    said: list[float] | None
+    places: list[int]
 
 
 @dataclass(slots=True)
@@ -74,7 +103,9 @@ class Beliefs:
     """Chances of nodes, for one drafter and all requests it serves."""
 
     def __init__(self) -> None:
-        self._rates: dict[Key, _Rate] = {}
+        self._places = [_Rate() for _ in range(_BUCKETS * _RANKS)]
+        self._levels = [_Rate() for _ in range(_BUCKETS)]
+        self._scores = _Scores()
         self._own: dict[str, _Own] = {}
         self._shapes: dict[int, _Known] = {}
         self._chain: list[float] = []
@@ -88,24 +119,18 @@ class Beliefs:
         shift = self._of(request_id).shift
         if guess.scores is None and guess.parents == tuple(range(ROOT, len(guess) - 1)):
             return _down(self._chain_odds(len(guess)), shift, floor)
+        odds = self._odds(self._known(guess))
+        if guess.drawn:
+            return _down_drawn(guess.parents, odds, shift)
         found: list[float] = []
-        last: dict[int, int] = {}
-        own: dict[Key, float] = {}
-        for node, (parent, key) in enumerate(zip(guess.parents, self._known(guess).keys, strict=True)):
-            above = 1.0 if parent == ROOT else found[parent]
-            alone = own.get(key)
-            if alone is None:
-                alone = own[key] = _logistic(self._odds(key) + shift)
-            chance = above * alone if above > floor else 0.0
-            if guess.drawn and parent in last:
-                chance = min(chance, found[last[parent]])  # drawn siblings count in the order of drawing
-            last[parent] = node
-            found.append(chance)
+        for node, parent in enumerate(guess.parents):
+            above = 1.0 if parent < 0 else found[parent]
+            found.append(above / (1 + math.exp(-odds[node] - shift)) if above > floor else 0.0)
         return found
 
     def levels(self, request_id: str, depth: int) -> list[float]:
         """For depths 1 to `depth`: the chance that a draft is accepted at least so far; without the tiny ones."""
-        odds = [self._odds(("level", _bucket(d), 0)) for d in range(1, depth + 1)]
+        odds = [self._deep(self._levels, _bucket(d), 0, 1) for d in range(1, depth + 1)]
         return _down(odds, self._of(request_id).shift, _TINY)
 
     def learn(self, tried: Tried) -> int:
@@ -129,7 +154,7 @@ class Beliefs:
             elif tried.tokens:  # an earlier one is still being followed; of this one the first level will do
                 known = self._known(guess)
                 right = {c for c in known.below[ROOT] if guess.tokens[c] == tried.tokens[0]}
-                self._level(own, known.keys, known.below[ROOT], right, 1)
+                self._level(own, known, known.below[ROOT], right, 1)
         return self._compare(own, tried.tokens)
 
     def forget(self, request_id: str) -> None:
@@ -142,7 +167,7 @@ class Beliefs:
         known = self._known(guess)
         for depth, above in enumerate((ROOT, *tried.path), 1):
             below = [c for c in known.below.get(above, ()) if c in kept]
-            self._level(own, known.keys, below, path, depth)
+            self._level(own, known, below, path, depth)
         end = tried.path[-1] if tried.path else ROOT
         rest = known.below.get(end, [])
         if guess.drawn or not rest or any(c in kept for c in rest):
@@ -158,7 +183,7 @@ class Beliefs:
             known = self._known(waiting.guess)
             below = known.below.get(waiting.node, [])
             right = [c for c in below if waiting.guess.tokens[c] == token]
-            self._level(own, known.keys, below, set(right), waiting.depth)
+            self._level(own, known, below, set(right), waiting.depth)
             if not right:
                 own.pending = None
                 return count
@@ -166,23 +191,45 @@ class Beliefs:
             own.pending = _Pending(waiting.guess, right[0], waiting.depth + 1) if more else None
         return len(tokens)
 
-    def _level(self, own: _Own, keys: Sequence[Key], below: Sequence[int], right: set[int], depth: int) -> None:
+    def _level(self, own: _Own, known: _Known, below: Sequence[int], right: Collection[int], depth: int) -> None:
         if not below:
             return
+        any_right = False
         for node in below:
             hit = node in right
-            chance = _logistic(self._odds(keys[node]) + own.shift)
+            any_right |= hit
+            chance = _logistic(self._node_odds(known, node) + own.shift)
             weight = chance * (1 - chance)  # what was sure to come says little; what came against all odds a lot
             step = _RATE * (hit - chance) / (weight + _FLOOR) - _PULL * weight * own.shift
             own.shift = min(max(own.shift + step, -_BOUND), _BOUND)
-            self._add(keys[node], hit)
-        self._add(("level", _bucket(depth), 0), any(node in right for node in below))
+            if known.said is not None:
+                self._scores.add(known.said[node], hit)
+            else:
+                self._places[known.places[node]].add(hit)
+                self._chain = []
+        self._levels[_bucket(depth)].add(any_right)
 
     def _chain_odds(self, depth: int) -> list[float]:
         """Log odds of the nodes of a chain, worked out once between two lessons."""
         if len(self._chain) < depth:
-            self._chain = [self._odds(("depth", _bucket(d), 0)) for d in range(1, depth + 1)]
+            self._chain = [self._deep(self._places, _bucket(d), 0, _RANKS) for d in range(1, depth + 1)]
         return self._chain[:depth]
+
+    def _odds(self, known: _Known) -> list[float]:
+        if known.said is not None:
+            return [self._scores.odds(said) for said in known.said]
+        return [self._deep(self._places, place // _RANKS, place % _RANKS, _RANKS) for place in known.places]
+
+    def _node_odds(self, known: _Known, node: int) -> float:
+        if known.said is not None:
+            return self._scores.odds(known.said[node])
+        bucket, rank = divmod(known.places[node], _RANKS)
+        return self._deep(self._places, bucket, rank, _RANKS)
+
+    def _deep(self, rates: Sequence[_Rate], bucket: int, rank: int, ranks: int) -> float:
+        """Log odds at a depth; while little is known of it, drawn towards what holds one level higher."""
+        odds = rates[bucket * ranks + rank].odds
+        return odds if odds is not None else _odds(_share(rates, bucket, rank, ranks))
 
     def _known(self, guess: Guess) -> _Known:
         """Kinds and children of its nodes, worked out once."""
@@ -190,7 +237,9 @@ class Beliefs:
         if found is None or found.guess is not guess:
             if len(self._shapes) >= _SHAPES:
                 self._shapes.clear()
-            found = self._shapes[id(guess)] = _Known(guess, _keys(guess), _below(guess))
+            scored = guess.scores is not None and not guess.drawn
+            said, places = (_said(guess), []) if scored else (None, _place(guess.parents))
+            found = self._shapes[id(guess)] = _Known(guess, _below(guess.parents), said, places)
         return found
 
     def _of(self, request_id: str) -> _Own:
@@ -199,61 +248,64 @@ class Beliefs:
             found = self._own[request_id] = _Own()
         return found
 
-    def _add(self, key: Key, hit: bool) -> None:
-        rate = self._rates.get(key)
-        if rate is None:
-            rate = self._rates[key] = _Rate()
-        rate.add(hit)
-        self._chain = []
 
-    def _odds(self, key: Key) -> float:
-        rate = self._rates.get(key)
-        return rate.odds if rate is not None and rate.odds is not None else _odds(self._share(key))
+def _share(rates: Sequence[_Rate], bucket: int, rank: int, ranks: int) -> float:
+    """Hits of visits; while there are few, drawn towards what holds one level higher."""
+    rate = rates[bucket * ranks + rank]
+    if rate.visits >= _ENOUGH:
+        return rate.hits / rate.visits
+    first = _share(rates, bucket - 1, rank, ranks) if bucket > 1 else _LATER if rank else _FIRST
+    return (rate.hits + _PRIOR * first) / (rate.visits + _PRIOR)
 
-    def _share(self, key: Key) -> float:
-        """Hits of visits; while there are few, drawn towards what holds one level higher."""
-        rate = self._rates.get(key)
-        if rate is not None and rate.visits >= _ENOUGH:
-            return rate.hits / rate.visits
-        kind, where, rank = key
-        if kind == "score":
-            first = min(max((where + 0.5) / 10, 0.02), 0.95)
-        elif where > 1:
-            first = self._share((kind, where - 1, rank))
+
+def _said(guess: Guess) -> list[float]:
+    """The score of each node, given its parent's, as log odds."""
+    scores = guess.scores or ()
+    found = []
+    for score, parent in zip(scores, guess.parents, strict=True):
+        above = 1.0 if parent < 0 else scores[parent]
+        share = score / above if above > 0 else 0.0
+        if not share > 0:  # NaN too
+            found.append(float(-_SAID))
+        elif share >= 1:
+            found.append(float(_SAID))
         else:
-            first = _LATER if rank else _FIRST
-        hits, visits = (rate.hits, rate.visits) if rate is not None else (0.0, 0.0)
-        return (hits + _PRIOR * first) / (visits + _PRIOR)
+            found.append(min(max(math.log(share / (1 - share)), -float(_SAID)), float(_SAID)))
+    return found
 
 
-def _keys(guess: Guess) -> list[Key]:
-    """The kind of each node: its score given its parent's, else its depth and place among its siblings."""
-    keys: list[Key] = []
+def _place(parents: Sequence[int]) -> list[int]:
+    """Of each node its depth and its place among its siblings, as one number."""
+    found: list[int] = []
     depths: list[int] = []
     born: dict[int, int] = {}
-    for node, parent in enumerate(guess.parents):
-        depth = 1 if parent == ROOT else depths[parent] + 1
+    for parent in parents:
+        depth = 1 if parent < 0 else depths[parent] + 1
         depths.append(depth)
         rank = born.get(parent, 0)
         born[parent] = rank + 1
-        if guess.scores is not None and not guess.drawn:
-            above = 1.0 if parent == ROOT else guess.scores[parent]
-            keys.append(("score", _tenth(guess.scores[node], above), 0))
-        else:
-            keys.append(("depth", _bucket(depth), min(rank, 3)))
-    return keys
+        found.append(_bucket(depth) * _RANKS + min(rank, _RANKS - 1))
+    return found
 
 
-def _below(guess: Guess) -> dict[int, list[int]]:
+def _below(parents: Sequence[int]) -> dict[int, list[int]]:
     found: dict[int, list[int]] = {}
-    for node, parent in enumerate(guess.parents):
+    for node, parent in enumerate(parents):
         found.setdefault(parent, []).append(node)
     return found
 
 
-def _tenth(score: float, above: float) -> int:
-    share = score / above if above > 0 else 0.0
-    return int(min(max(share, 0.0), 0.999) * 10) if math.isfinite(share) else 0
+def _down_drawn(parents: Sequence[int], odds: Sequence[float], shift: float) -> list[float]:
+    """Drawn siblings count in the order of drawing."""
+    found: list[float] = []
+    last: dict[int, int] = {}
+    for node, parent in enumerate(parents):
+        chance = (1.0 if parent < 0 else found[parent]) * _logistic(odds[node] + shift)
+        if parent in last:
+            chance = min(chance, found[last[parent]])
+        last[parent] = node
+        found.append(chance)
+    return found
 
 
 def _bucket(depth: int) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from sooner.budgets import TREES, budget_for
 from sooner.config import MAX_K, Budget
 from sooner.core.tree import EMPTY, Draft
 from sooner.draft import registry
@@ -16,7 +17,7 @@ from sooner.draft.protocol import Context, Drafter, Outcome
 from sooner.draft.translate import Foreign, TranslatingDrafter
 from sooner.errors import ConfigError, ModelError, unknown
 from sooner.integrations.auto import auto
-from sooner.llm import TREES, budget_for, words
+from sooner.llm import words
 from sooner.model import load as loading
 from sooner.model.borrowed import borrow
 from sooner.model.protocol import Model
