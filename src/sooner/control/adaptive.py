@@ -22,12 +22,13 @@ from sooner.params import Speculation
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _CHEAP = 0.15  # drafting for all below this share of a pass needs no choice of depth
-_ROOMY, _SPARE = 1.5, 3  # nodes asked for: so many times what was kept lately, and some more
+_ROOMY, _SPARE = 1.25, 2  # nodes asked for: so many times what was kept lately, and some more
 _FORGET = 0.93  # of what was kept lately, a step
 _FIRST_NODES = 4
 _MEASURED = 3  # calls after which the cost of drafting is known
 _DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there are but few to choose for
 _EXPLORE = 0.01  # share of the time that may go into asking where it does not seem to pay
+_ASIDE = 2.0  # thinking about an answer before the pass, and once more after it
 _PAUSE = 6  # steps that a request is left alone between two such questions
 _PROBE_DEPTH = 4
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
@@ -40,7 +41,7 @@ _PLAIN_FIRST = 4  # of those without, before it is known what they cost; every t
 _CLEAR = 1.2
 _MARGIN = 1.06  # by which a node has to be worth more than its row: of many, those look best that are overrated
 _FADE = 0.93  # of the speed-up seen, a step
-_SLOW, _FAST = 0.12, 0.5  # how fast the worth of asking falls and rises
+_SLOW, _FAST = 0.12, 0.25  # how fast the worth of asking falls and rises
 
 
 @dataclass(slots=True)
@@ -95,6 +96,7 @@ class AdaptiveController:
         self._turn = 0
         self._rest = 0  # the turn before which there is nothing to decide for those that are known
         self._plain_s = self._taken_s = 0.0  # all passes that brought tokens: without guesses, and as they were
+        self._aside = 0.0  # seconds it takes to think about one answer
         self._cheap = True  # drafting for all takes so little that it needs no choice of depth
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
 
@@ -136,10 +138,12 @@ class AdaptiveController:
         context = sum(view.held + view.rows for view in views)
         load = Load(sum(view.rows for view in views), len(views), context)
         ready = sum(view.whole for view in views)
-        decode = Load(ready, ready, context)
-        decode_s = passes.seconds(decode)
+        load_s = passes.seconds(load)
+        decode, decode_s = load, load_s
+        if load.rows != ready or load.requests != ready:
+            decode = Load(ready, ready, context)
+            decode_s = passes.seconds(decode)
         rate = ready / decode_s
-        load_s = decode_s if load == decode else passes.seconds(load)
         plain_s = load_s if passes.known else 0.0
         return _Now(load, ready, plain_s, decode, decode_s, rate, rate * max(self._gain, 1.0))
 
@@ -166,7 +170,7 @@ class AdaptiveController:
                 self._decided = (names, self._depth_that_pays(free, now))
             chosen = dict(self._decided[1])
         depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
-        each = self.costs.drafts.seconds(Asked(1, min(self.shapes.usual, depth)))
+        each = self.costs.drafts.seconds(Asked(1, min(self.shapes.usual, depth))) + _ASIDE * self._aside
         most = max(plain, each)  # a question may take many passes; then it is as rare
         self._credit = min(self._credit + _EXPLORE * plain, most)
         self._bonus = min(self._bonus + _EXPLORE * plain, plain)
@@ -323,6 +327,8 @@ class AdaptiveController:
             self.costs.passes.observe(load, spent)
         if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
             self._measure(record, now)
+        if now.asked:
+            self._aside += _SLOW * (record.control_s / len(now.asked) - self._aside)
         total = spent + record.draft_s
         if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
             gain = record.emitted * now.plain_s / (now.ready * total)

@@ -10,9 +10,9 @@ from __future__ import annotations
 import math
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from itertools import pairwise
 from operator import mul
+from typing import NamedTuple
 
 from sooner.errors import ConfigError
 
@@ -98,8 +98,7 @@ def _floats(value: object, size: int) -> list[float]:
     return [float(v) for v in value]
 
 
-@dataclass(frozen=True, slots=True)
-class Load:
+class Load(NamedTuple):
     """What a pass has to do: rows, requests they belong to, and tokens in all lanes."""
 
     rows: int
@@ -264,8 +263,7 @@ def _first(load: Load, seconds: float) -> Fit:
     return Fit(mean, [base, *[base / 30] * len(KNOTS), base / 50, base / 20], like=0.3)
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
+class Asked(NamedTuple):
     """What a drafter is asked for at once: drafts for so many requests, the deepest of such a depth."""
 
     requests: int
