@@ -6,8 +6,10 @@
 Trials: requests with random prompts (some share beginnings), lengths, temperatures, seeds, priorities and wishes
 for speculation join at random steps; some are preempted, some aborted; memory is short in two trials of three.
 Every text is held to that of the same request served alone by plain decoding. Then many short requests go through
-one engine: lanes in use when idle, `check()` of all invariants, and the slope of the memory Python holds.
-Last line: JSON with failed, trials, lanes, mib_per_1000. Exit status 1 if a text differed or anything stayed.
+one engine: lanes in use when idle, `check()` of all invariants, and the slope of the memory Python holds. At last
+the same prompt comes SAME times: how many of its rows were computed, and none of them for another `cache_salt`.
+Last line: JSON with failed, trials, lanes, mib_per_1000, prompt_rows. Exit status 1 if a text differed, anything
+stayed, or a shared prompt was computed more than 1.2 times.
 """
 
 from __future__ import annotations
@@ -35,6 +37,8 @@ from sooner.testing import ToyModel
 
 TOY = "toy"
 MOST = 1.0  # MiB for each 1,000 requests
+SAME, LONG = 16, 1000  # times that the same prompt comes, and its tokens
+AGAIN = 1.2  # times that its rows may be computed
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -47,11 +51,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if not _trial(model, Random(seed), seen):
             failed.append(seed)
     lanes, slope = soak(model, options.requests)
+    rows, equal, elsewhere = shared_prompt(model)
     print(f"{options.trials} trials, {len(failed)} failed {failed[:10]}; {seen}")
     print(f"{options.requests} short requests: {lanes} lanes in use, {slope:.3f} MiB for each 1,000")
+    print(
+        f"the same {LONG}-token prompt {SAME} times: {rows} rows of it computed, texts equal: {equal}; "
+        f"reused in another scope: {elsewhere}"
+    )
     summary = {"trials": options.trials, "failed": len(failed), **seen, "requests": options.requests}
-    print(json.dumps({**summary, "lanes": lanes, "mib_per_1000": round(slope, 4), "model": options.model}))
-    return int(bool(failed) or lanes > 0 or slope > MOST)
+    summary |= {"lanes": lanes, "mib_per_1000": round(slope, 4), "prompt_rows": rows, "model": options.model}
+    print(json.dumps(summary))
+    shared = equal and elsewhere == 0 and rows < AGAIN * LONG
+    return int(bool(failed) or lanes > 0 or slope > MOST or not shared)
 
 
 def _trial(model: Model, random: Random, seen: dict[str, int]) -> bool:
@@ -138,6 +149,26 @@ def soak(model: Model, requests: int) -> tuple[int, float]:
     grown = tracemalloc.get_traced_memory()[0] - base
     tracemalloc.stop()
     return model.lanes.in_use, grown / 2**20 / ((requests - at) / 1000)
+
+
+def shared_prompt(model: Model) -> tuple[int, bool, int]:
+    """Rows computed of a prompt that comes SAME times, whether the texts were right, rows another scope reused."""
+    model.lanes.trim()
+    prompt, params = _tokens(model, Random(5), LONG), SamplingParams(max_tokens=8, cache_salt="a")
+    alone = _alone(model, prompt, params)
+    one = Engine(model, NoDrafter(), FixedController(Budget.chain(0)), config=EngineConfig(SAME))
+    first = one.add(prompt, params)
+    while not first.written:
+        one.step()
+    requests = [first, *(one.add(prompt, params) for _ in range(SAME - 1))]
+    while one.busy:
+        one.step()
+    other = one.add(prompt, replace(params, cache_salt="b"))
+    while one.busy:
+        one.step()
+    reused = [request.tally.close().reused for request in requests]
+    texts = [request.tokens[LONG:] for request in [*requests, other]]
+    return LONG * SAME - sum(reused), all(text == alone for text in texts), other.tally.close().reused
 
 
 def _options(arguments: Sequence[str] | None) -> argparse.Namespace:

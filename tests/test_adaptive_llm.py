@@ -57,6 +57,18 @@ def test_costs_are_there_at_the_next_start(tiny: Path, cache: Path) -> None:
     assert again.engine.controller.costs.passes.known
 
 
+def test_passes_are_measured_before_the_first_request_where_there_is_something_to_decide(
+    tiny: Path, cache: Path
+) -> None:
+    first = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
+    assert isinstance(first.engine.controller, AdaptiveController)
+    assert first.engine.controller.costs.passes.seen > 10
+    first.engine.check()
+    plain = sooner.LLM(first.target, draft="none")
+    assert isinstance(plain.engine.controller, AdaptiveController)
+    assert not plain.engine.controller.costs.passes.known
+
+
 def test_a_model_that_came_loaded_leaves_no_file(tiny: Path, cache: Path) -> None:
     target = sooner.LLM(str(tiny), k=1, dtype="float32").target
     for _ in range(3):
