@@ -2,7 +2,7 @@
 
     python benchmarks/first_token.py [--model M] [--dtype bfloat16] [--repeat 5] [--quick]
 
-Ours: `LLM.generate` of one token with a fresh `cache_salt` each time, so nothing of the prompt is reused; all that a
+Ours: `LLM.generate` of one token with a fresh `cache_salt` each time, so nothing of a prompt is reused; all that a
 caller waits for is in it. Theirs: one forward of the whole prompt with a cache and the likeliest token of the last
 row, without `generate` around it. --quick: two lengths, one repeat. Last line: JSON.
 """
