@@ -74,6 +74,12 @@ static int64_t tile_height(const Model *m, const Pass *p) {
     int64_t heads = m->heads / m->kv_heads, fit = SCORES_BYTES / (heads * row_stride(p) * 4);
     return fit < 1 ? 1 : fit < TILE_ROWS ? fit : TILE_ROWS;
 }
+/* Rows of a segment that one task attends for, `tile` at most: so that few tasks go evenly into the threads. */
+static int64_t piece_height(const Model *m, const Pass *p, int64_t rows, int64_t tile) {
+    int64_t pieces = (rows + tile - 1) / tile, few = 4 * p->threads;
+    while (pieces < rows && pieces * m->kv_heads * p->segments < few && pieces * m->kv_heads % p->threads) pieces++;
+    return (rows + pieces - 1) / pieces;
+}
 static int64_t scores_bytes(const Model *m, const Pass *p) {
     return padded(tile_height(m, p) * (m->heads / m->kv_heads) * row_stride(p) * 4);
 }
@@ -209,13 +215,15 @@ void run_pass(const Model *m, const Pass *p) {
             for (int64_t r = from; r < to; r++) place(m, p, layer, l, r, y + r * layer->qkv.out, q);
             BARRIER
             int64_t task = 0;
-            for (int64_t s = 0; s < p->segments; s++)
-                for (int64_t r = p->offset[s]; r < p->offset[s + 1]; r += tile)
+            for (int64_t s = 0; s < p->segments; s++) {
+                int64_t high = piece_height(m, p, p->offset[s + 1] - p->offset[s], tile);
+                for (int64_t r = p->offset[s]; r < p->offset[s + 1]; r += high)
                     for (int64_t g = 0; g < m->kv_heads; g++, task++)
                         if (task % omp_get_num_threads() == omp_get_thread_num()) {
-                            int64_t end = r + tile < p->offset[s + 1] ? r + tile : p->offset[s + 1];
+                            int64_t end = r + high < p->offset[s + 1] ? r + high : p->offset[s + 1];
                             attend(m, p, layer, l, seen, g, r, end, q, mixed, scores, lds, block);
                         }
+            }
             BARRIER
             product(&layer->o, mixed, n, y, NULL, 0, &room);
             BARRIER
