@@ -43,27 +43,40 @@ SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6) SCORE(7) SCORE(8)
 typedef void (*Score)(const uint32_t *, int64_t, const uint32_t *, int64_t, float *, int64_t);
 static const Score scorers[8] = {score_1, score_2, score_3, score_4, score_5, score_6, score_7, score_8};
 
-/* out[h][16 N] += sum over positions of p[h][position] * value[position][16 N], for H heads of one row */
-#define MIX(H, N)                                                                                             \
-    static void mix_##H##_##N(const float *restrict p, int64_t ldp, const elem *restrict v, int64_t ldv,      \
-                              int64_t count, vf *restrict acc0) {                                             \
-        vf acc[H][N];                                                                                         \
-        _Pragma("GCC unroll 4") for (int h = 0; h < H; h++)                                                   \
-            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[h][n] = acc0[h * 4 + n];                  \
-        for (int64_t c = 0; c < count; c++) {                                                                 \
-            vf x[N];                                                                                          \
-            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) x[n] = load(v + c * ldv + n * L);             \
-            _Pragma("GCC unroll 4") for (int h = 0; h < H; h++)                                               \
-                _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[h][n] += x[n] * p[h * ldp + c];       \
+/* The unit of 16 dims of the values at one position, or at two that follow one another. */
+static inline vu values_of(const elem *one, const elem *next) {
+#if BF16
+    return __builtin_convertvector(*(const vh_u *)one, vu) | __builtin_convertvector(*(const vh_u *)next, vu) << 16;
+#else
+    (void)next;
+    return *(const vu_u *)one;
+#endif
+}
+
+/* acc[q][16 N] += p[q][unit] . values of the unit's positions, for Q queries. p: [q][units], ldp apart. */
+#define MIX(Q, N)                                                                                             \
+    static void mix_##Q##_##N(const uint32_t *restrict p, int64_t ldp, const elem *restrict one,              \
+                              const elem *restrict next, int64_t ldv, int64_t units, vf *restrict acc0) {     \
+        vf acc[Q][N];                                                                                         \
+        _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                                   \
+            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[q][n] = acc0[q * 4 + n];                  \
+        for (int64_t u = 0; u < units; u++) {                                                                 \
+            vu x[N];                                                                                          \
+            int64_t at = u * PER_UNIT * ldv;                                                                  \
+            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++)                                               \
+                x[n] = values_of(one + at + n * L, next + at + n * L);                                        \
+            _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                               \
+                _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[q][n] = DOT(acc[q][n], x[n], p[q * ldp + u]); \
         }                                                                                                     \
-        _Pragma("GCC unroll 4") for (int h = 0; h < H; h++)                                                   \
-            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc0[h * 4 + n] = acc[h][n];                  \
+        _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                                   \
+            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc0[q * 4 + n] = acc[q][n];                  \
     }
-#define MIXES(H) MIX(H, 1) MIX(H, 2) MIX(H, 3) MIX(H, 4)
-MIXES(1) MIXES(2) MIXES(3) MIXES(4)
-typedef void (*Mix)(const float *, int64_t, const elem *, int64_t, int64_t, vf *);
-#define MIXERS(H) {mix_##H##_1, mix_##H##_2, mix_##H##_3, mix_##H##_4}
-static const Mix mixers[4][4] = {MIXERS(1), MIXERS(2), MIXERS(3), MIXERS(4)};
+#define MIXES(Q) MIX(Q, 1) MIX(Q, 2) MIX(Q, 3) MIX(Q, 4)
+MIXES(1) MIXES(2) MIXES(3) MIXES(4) MIXES(5) MIXES(6)
+typedef void (*Mix)(const uint32_t *, int64_t, const elem *, const elem *, int64_t, int64_t, vf *);
+#define MIXERS(Q) {mix_##Q##_1, mix_##Q##_2, mix_##Q##_3, mix_##Q##_4}
+static const Mix mixers[6][4] = {MIXERS(1), MIXERS(2), MIXERS(3), MIXERS(4), MIXERS(5), MIXERS(6)};
+#define TOGETHER 6 /* queries that are mixed at once: their sums and the values fit into 32 registers */
 
 #define SCORES_BYTES (256 * 1024)
 #define TILE_ROWS 8
@@ -105,7 +118,44 @@ static void softmax(const Layer *layer, float *s, int64_t first, int64_t last) {
         sum += e;
     }
     float scale = 1.0f / sum16(sum);
-    for (int64_t i = low; i < high; i += L) *(vf_u *)(s + i) *= scale;
+    for (int64_t i = low; i < high; i += L) store((elem *)s + i, *(vf_u *)(s + i) * scale);
+}
+
+/* What a row sees of its lane: positions low to last; up to `prefix` a position is its column, from there on the
+ * columns are those of `path`. */
+typedef struct {
+    int64_t low, last, prefix;
+    const int64_t *path;
+} View;
+
+static int64_t column(const View *view, int64_t position) {
+    if (position > view->last) position = view->last; /* its probability is 0 */
+    return position < view->prefix ? position : view->path[position - view->prefix];
+}
+
+/* 16 N dims of the mixed values of up to TOGETHER queries: what they all see in a row at once, the rest each by itself. */
+static void mix(const uint32_t *p, int64_t ldp, const View *const *views, int64_t queries, const elem *values, int64_t ldv,
+                int64_t n, vf *acc) {
+    int64_t from = 0, to = INT64_MAX;
+    for (int64_t q = 0; q < queries; q++) {
+        if (views[q]->low / PER_UNIT > from) from = views[q]->low / PER_UNIT;
+        if (views[q]->prefix / PER_UNIT < to) to = views[q]->prefix / PER_UNIT;
+    }
+    if (to < from) to = from;
+    for (int64_t q = 0; q < queries; q++) acc[q * 4] = acc[q * 4 + 1] = acc[q * 4 + 2] = acc[q * 4 + 3] = splat(0);
+    Mix one = mixers[0][n - 1];
+    for (int64_t half = 0; half < 2; half++) {
+        for (int64_t q = 0; q < queries; q++) {
+            int64_t u = half ? to : views[q]->low / PER_UNIT, end = half ? views[q]->last / PER_UNIT + 1 : from;
+            for (; u < end; u++) {
+                const elem *first = values + column(views[q], u * PER_UNIT) * ldv;
+                const elem *next = values + column(views[q], u * PER_UNIT + PER_UNIT - 1) * ldv;
+                one(p + q * ldp + u, ldp, first, next, ldv, 1, acc + q * 4);
+            }
+        }
+        const elem *all = values + from * PER_UNIT * ldv;
+        if (!half && from < to) mixers[queries - 1][n - 1](p + from, ldp, all, all + (PER_UNIT - 1) * ldv, ldv, to - from, acc);
+    }
 }
 
 /* One kv head, rows r0 to r1 of one segment. q: [kv_heads, rows, heads of each, dim]; out: [rows, heads, dim]. */
@@ -130,29 +180,37 @@ static void attend(const Model *m, const Pass *p, const Layer *layer, int64_t l,
             scorers[n - 1](mine + i * units, units, block, units, scores + i * lds + c, lds);
         }
     }
+    int64_t depth = 0;
+    for (int64_t r = r0; r < r1; r++) depth += p->position[r] + 1 - seen[r].prefix;
+    int64_t paths[depth + 1], *path = paths;
+    View views[r1 - r0];
     for (int64_t r = r0; r < r1; r++) {
         int64_t last = p->position[r], low = layer->window && last >= layer->window ? last - layer->window + 1 : 0;
-        int64_t prefix = seen[r].prefix, tail = last + 1 - prefix, path[tail + 1];
+        int64_t prefix = seen[r].prefix, tail = last + 1 - prefix;
         for (int64_t i = tail - 1, up = r; i >= 0; i--, up = p->parent[up]) path[i] = p->column[up];
+        views[r - r0] = (View){low, last, prefix, path};
         float *s = scores + (r - r0) * heads * lds;
         for (int64_t h = 0; h < heads; h++) {
             float *one = s + h * lds;
             for (int64_t i = 0; i < tail; i++) one[prefix + i] = one[path[i]];
             softmax(layer, one, low, last);
         }
-        for (int64_t h = 0; h < heads; h += 4)
-            for (int64_t d = 0; d < m->dim; d += 4 * L) {
-                int64_t nh = heads - h < 4 ? heads - h : 4, nd = (m->dim - d) / L < 4 ? (m->dim - d) / L : 4;
-                vf acc[16];
-                for (int i = 0; i < 16; i++) acc[i] = splat(0);
-                Mix mix = mixers[nh - 1][nd - 1];
-                int64_t end = prefix < last + 1 ? prefix : last + 1;
-                if (low < end) mix(s + h * lds + low, lds, values + low * m->dim + d, m->dim, end - low, acc);
-                for (int64_t i = low > prefix ? low - prefix : 0; i < tail; i++)
-                    mix(s + h * lds + prefix + i, lds, values + path[i] * m->dim + d, m->dim, 1, acc);
-                for (int64_t i = 0; i < nh; i++)
-                    for (int64_t n = 0; n < nd; n++)
-                        store(out + (r * m->heads + g * heads + h + i) * m->dim + d + n * L, acc[i * 4 + n]);
-            }
+        path += tail;
+    }
+    int64_t queries = (r1 - r0) * heads;
+    for (int64_t i = 0, some; i < queries; i += some) {
+        some = queries - i < TOGETHER ? queries - i : TOGETHER;
+        const View *mine[TOGETHER];
+        for (int64_t j = 0; j < some; j++) mine[j] = &views[(i + j) / heads];
+        for (int64_t d = 0; d < m->dim; d += 4 * L) {
+            int64_t n = (m->dim - d) / L < 4 ? (m->dim - d) / L : 4;
+            vf acc[TOGETHER * 4];
+            mix((const uint32_t *)scores + i * lds, lds, mine, some, values + d, m->dim, n, acc);
+            for (int64_t j = 0; j < some; j++)
+                for (int64_t k = 0; k < n; k++) {
+                    int64_t r = r0 + (i + j) / heads, h = g * heads + (i + j) % heads;
+                    store(out + (r * m->heads + h) * m->dim + d + k * L, acc[j * 4 + k]);
+                }
+        }
     }
 }
