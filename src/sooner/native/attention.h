@@ -46,7 +46,8 @@ static const Score scorers[8] = {score_1, score_2, score_3, score_4, score_5, sc
 /* The unit of 16 dims of the values at one position, or at two that follow one another. */
 static inline vu values_of(const elem *one, const elem *next) {
 #if BF16
-    return __builtin_convertvector(*(const vh_u *)one, vu) | __builtin_convertvector(*(const vh_u *)next, vu) << 16;
+    vu low = __builtin_convertvector(*(const vh_u *)one, vu), high = __builtin_convertvector(*(const vh_u *)next, vu);
+    return low | high << 16;
 #else
     (void)next;
     return *(const vu_u *)one;
@@ -66,7 +67,8 @@ static inline vu values_of(const elem *one, const elem *next) {
             _Pragma("GCC unroll 4") for (int n = 0; n < N; n++)                                               \
                 x[n] = values_of(one + at + n * L, next + at + n * L);                                        \
             _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                               \
-                _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[q][n] = DOT(acc[q][n], x[n], p[q * ldp + u]); \
+                _Pragma("GCC unroll 4") for (int n = 0; n < N; n++)                                           \
+                    acc[q][n] = DOT(acc[q][n], x[n], p[q * ldp + u]);                                         \
         }                                                                                                     \
         _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                                   \
             _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc0[q * 4 + n] = acc[q][n];                  \
@@ -133,9 +135,9 @@ static int64_t column(const View *view, int64_t position) {
     return position < view->prefix ? position : view->path[position - view->prefix];
 }
 
-/* 16 N dims of the mixed values of up to TOGETHER queries: what they all see in a row at once, the rest each by itself. */
-static void mix(const uint32_t *p, int64_t ldp, const View *const *views, int64_t queries, const elem *values, int64_t ldv,
-                int64_t n, vf *acc) {
+/* 16 N dims of the mixed values of up to TOGETHER queries: columns that all see at once, the others one by one. */
+static void mix(const uint32_t *p, int64_t ldp, const View *const *views, int64_t queries, const elem *values,
+                int64_t ldv, int64_t n, vf *acc) {
     int64_t from = 0, to = INT64_MAX;
     for (int64_t q = 0; q < queries; q++) {
         if (views[q]->low / PER_UNIT > from) from = views[q]->low / PER_UNIT;
@@ -154,7 +156,8 @@ static void mix(const uint32_t *p, int64_t ldp, const View *const *views, int64_
             }
         }
         const elem *all = values + from * PER_UNIT * ldv;
-        if (!half && from < to) mixers[queries - 1][n - 1](p + from, ldp, all, all + (PER_UNIT - 1) * ldv, ldv, to - from, acc);
+        if (!half && from < to)
+            mixers[queries - 1][n - 1](p + from, ldp, all, all + (PER_UNIT - 1) * ldv, ldv, to - from, acc);
     }
 }
 
