@@ -163,7 +163,9 @@ class AdaptiveController:
         self._cheap = every <= _CHEAP * plain or (seen < _MEASURED and not (seen and every > plain))
         deepest = self.shapes.safe
         if self._cheap:
-            chosen = {view.request_id: deepest for view in free if self._pays(view, every / len(free), now)}
+            least = every / len(free) * now.price
+            worth = ((view.request_id, self._states[view.request_id].worth) for view in free)
+            chosen = {name: deepest for name, own in worth if own is None or own > least}
         else:
             names = [view.request_id for view in free]
             if self._turn % _DECIDE_EVERY == 0 or self._decided[0] != names or len(names) < _FEW:
@@ -180,10 +182,6 @@ class AdaptiveController:
             self._rest = self._turn + 1 + min(max(wait, 0), _PAUSE)
             self._credit += (self._rest - self._turn - 1) * _EXPLORE * plain
         return chosen
-
-    def _pays(self, view: View, seconds: float, now: _Now) -> bool:
-        worth = self._states[view.request_id].worth
-        return worth is None or worth > seconds * now.price
 
     def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int, each: float) -> None:
         """Ask some that seem not worth asking, the longest unasked first. each: seconds that takes."""
