@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tracemalloc
+from array import array
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 from sooner.draft.source import grade
-from sooner.draft.table import LEVEL, RANKS, TRUSTS, WIDTH, Table, TableSource, build, load, save
+from sooner.draft.table import LEVEL, RANKS, TRUSTS, WIDTH, Keys, Table, TableSource, build, load, save
 from sooner.errors import DraftError
 
 PAIRS = {(1, 2): {3: 6.0, 4: 3.0, 5: 1.0}, (7, 8): {9: 1.0}}
@@ -25,6 +27,24 @@ def test_a_pair_has_its_continuations_best_first() -> None:
     assert [token for token, _ in row] == [3, 4, 5]
     expected = [(grade(share) * RANKS + rank) * TRUSTS + 2 for rank, share in enumerate((0.6, 0.3, 0.1))]
     assert [code for _, code in row] == expected  # ten rows: the third grade of trust
+
+
+def test_ids_beyond_the_tables_own_find_no_other_pair() -> None:
+    """The target's vocabulary may be the larger one; a pair's number must not run into its neighbour's."""
+    made = build(10, {(1, 2): {3: 1.0}, (2, 0): {4: 1.0}}, {}, {})
+    assert made.row(1, 10) == made.row(0, 12) == made.row(1, 1 << 20) == ()
+
+
+def test_a_table_takes_no_object_for_each_of_its_numbers() -> None:
+    """As dicts of pairs the shipped table took 47 MB beside every caller's model."""
+    counts = {(i, i + 1): {i: 1.0, i + 2: 1.0} for i in range(20_000)}
+    made = build(30_000, counts, {}, {})
+    tracemalloc.start()
+    kept = Table(made.vocab, Keys(made.pairs), Keys(made.singles), array("i", made.ends), made.ids, made.codes)
+    size, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert size < 30 * len(kept.pairs)
+    assert all(kept.row(i, i + 1) == made.row(i, i + 1) != () for i in range(0, 20_000, 999))
 
 
 def test_an_unknown_pair_falls_back_to_its_last_token() -> None:

@@ -235,7 +235,9 @@ def fingerprint_at(source: str, model: Model) -> str | None:
 
 @functools.lru_cache(maxsize=8)
 def _fingerprint_of_file(path: str, changed: int, shape: tuple[int, ...]) -> str:
-    return _fingerprint(shape, Tokenizer.from_file(path).get_vocab())
+    found = _fingerprint(shape, Tokenizer.from_file(path).get_vocab())
+    _give_back()  # the tokenizer of the default model took 20 MB
+    return found
 
 
 def _shape(model: Model) -> tuple[int, ...]:
