@@ -154,3 +154,25 @@ def test_the_record_is_on_the_output_and_in_one_line_of_the_log(caplog: pytest.L
     assert len(lines) == 1
     assert "2 rows, 40 tokens" in lines[0]
     assert "draft auto" in lines[0]
+
+
+def test_hidden_states_that_nobody_is_given_are_not_refused() -> None:
+    """Without a dictionary transformers returns none either; many configurations have the flag set."""
+    asked = {"output_hidden_states": True, "output_attentions": True, "max_new_tokens": 6, "do_sample": False}
+    assert torch.equal(*both(tiny("llama", "eager"), batch([2, 6]), {}, **asked))
+
+
+def test_a_function_of_the_callers_around_ours_loses_neither_streamer_nor_assistant() -> None:
+    """transformers forgets both where custom_generate is a function; the stream never ended."""
+    model, streamer = tiny("llama", "sdpa"), Recorder()
+    keywords: dict[str, Any] = {"max_new_tokens": 6, "do_sample": False}
+
+    def around(model: Any, input_ids: Tensor, **prepared: Any) -> Any:
+        return sooner.generate(model, input_ids, **prepared)
+
+    out = model.generate(**batch([5]), **keywords, streamer=streamer, custom_generate=around)
+    assert streamer.ends == 1
+    assert torch.cat([value.reshape(-1) for value in streamer.given]).tolist() == out[0].tolist()
+    guessed = model.generate(**batch([5]), **keywords, assistant_model=model, custom_generate=around)
+    assert guessed.sooner_stats.draft == "model"
+    assert torch.equal(out, guessed)

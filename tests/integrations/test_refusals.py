@@ -52,6 +52,26 @@ def test_right_padding_is_refused() -> None:
         sooner.generate(tiny("llama", "sdpa"), **inputs, max_new_tokens=5)
 
 
+def test_a_mask_of_another_shape_is_refused_as_such() -> None:
+    """It was said to be about position_ids alone, which nobody gave."""
+    inputs = batch([4]) | {"attention_mask": torch.ones((1, 6), dtype=torch.int64)}
+    with pytest.raises(ConfigError, match="attention_mask or position_ids are for 6 tokens, input_ids has 4"):
+        sooner.generate(tiny("llama", "sdpa"), **inputs, max_new_tokens=5)
+
+
+def test_prompts_without_a_token_are_refused() -> None:
+    model = tiny("llama", "sdpa")
+    with pytest.raises(ConfigError, match="a token at least"):
+        sooner.generate(model, torch.zeros((1, 0), dtype=torch.int64), max_new_tokens=5)
+    with pytest.raises(ConfigError, match="a prompt is empty"):
+        sooner.generate_batch(model, [[5], []], max_new_tokens=5)
+
+
+def test_many_prompts_and_a_streamer_are_refused() -> None:
+    with pytest.raises(ConfigError, match="streamer"):
+        sooner.generate_batch(tiny("llama", "sdpa"), [[5]], streamer=Unused(), max_new_tokens=5)
+
+
 def test_positions_of_their_own_are_refused() -> None:
     inputs = batch([5])
     with pytest.raises(ConfigError, match="position_ids"):
@@ -117,3 +137,23 @@ def test_learned_positions_are_not_run_past() -> None:
     model = tiny("gpt2", "eager")
     with pytest.raises(RequestError, match="context is 128"):
         sooner.generate(model, **batch([SMALL["max_position_embeddings"]]), max_new_tokens=5)
+
+
+LONGROPE = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0] * 4, "long_factor": [2.0] * 4,
+    "original_max_position_embeddings": 32, "factor": 4.0,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("family", "extra", "limit"), [("gpt2", {}, 128), ("llama", LONGROPE, 32)])
+def test_a_text_that_reaches_the_context_is_not_cut_in_silence(
+    family: str, extra: dict[str, Any], limit: int
+) -> None:
+    """transformers fails there (learned positions) or turns to other rotations; the text looked like a whole."""
+    model = tiny(family, "eager", **({"rope_parameters": extra} if extra else {}))
+    model.generation_config.eos_token_id = None
+    inputs = batch([limit - 6])
+    whole = sooner.generate(model, **inputs, max_new_tokens=6, do_sample=False)
+    assert torch.equal(whole, model.generate(**inputs, max_new_tokens=6, do_sample=False))
+    with pytest.raises(RequestError, match=f"context of {limit} tokens .* at most 6 new tokens"):
+        sooner.generate(model, **inputs, max_new_tokens=9, do_sample=False)

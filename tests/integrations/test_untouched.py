@@ -186,6 +186,60 @@ def test_our_own_decoders_refuse_what_they_would_not_see(runtime: str) -> None:
         assert isinstance(borrow(model), HFModel), "left to themselves they step back"
 
 
+def raised_epsilon(model: Any) -> None:
+    model.model.layers[1].input_layernorm.variance_epsilon = 0.5
+
+
+def identity(model: Any) -> None:
+    model.model.layers[1].mlp = nn.Identity()
+
+
+@pytest.mark.parametrize(("change", "named"), [(raised_epsilon, "epsilon"), (identity, "Identity")])
+def test_a_module_changed_by_hand_acts_as_it_does_in_transformers(change: Any, named: str) -> None:
+    """Our decoder has one epsilon and an MLP everywhere: it wrote another text, or fell over."""
+    model, inputs = tiny("llama", "sdpa", hidden_size=64, head_dim=16), batch([5, 12, 30])
+    change(model)
+    plain = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    assert torch.equal(plain, sooner.generate(model, **inputs, max_new_tokens=16, do_sample=False))
+    with pytest.raises(ModelError, match=named):
+        borrow(model, "native")
+
+
+def test_a_class_that_was_patched_acts_as_it_does_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As kernel libraries do it: the module looks like any other, and its forward is another."""
+    model, inputs = tiny("llama", "sdpa", hidden_size=64, head_dim=16), batch([5, 12, 30])
+    base = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    kind = type(model.model.layers[0].mlp)
+    whole = kind.forward
+    monkeypatch.setattr(kind, "forward", lambda self, x: 3 * whole(self, x))
+    plain = model.generate(**inputs, max_new_tokens=16, do_sample=False)
+    assert not torch.equal(plain, base)
+    assert torch.equal(plain, sooner.generate(model, **inputs, max_new_tokens=16, do_sample=False))
+    with pytest.raises(ModelError, match="patched LlamaMLP"):
+        borrow(model, "native")
+
+
+def test_under_autocast_the_modules_run_that_follow_it() -> None:
+    """Our decoder would compute in float32 what transformers computes in bfloat16."""
+    model = tiny("llama", "sdpa", hidden_size=64, head_dim=16)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert isinstance(borrow(model), HFModel)
+    assert isinstance(borrow(model), NativeModel)
+
+
+def test_a_forward_that_was_compiled_is_followed() -> None:
+    """`model.forward = torch.compile(model.forward)`, as transformers' documentation has it, was refused."""
+    model, inputs = tiny("llama", "sdpa", hidden_size=64, head_dim=16), batch([5, 12])
+    plain = model.generate(**inputs, max_new_tokens=8, do_sample=False)
+    model.forward = torch.compile(model.forward, backend="eager")
+    before = portrait(model)
+    for runtime, kind in (("auto", NativeModel), ("hf", HFModel)):
+        assert isinstance(borrow(model, runtime), kind)
+        ours = sooner.generate(model, **inputs, max_new_tokens=8, do_sample=False, runtime=runtime)
+        assert torch.equal(plain, ours)
+    assert portrait(model) == before
+
+
 def test_weights_of_several_dtypes_run_in_their_own_modules() -> None:
     """Our decoder would read a float32 head as bfloat16."""
     model = tiny("llama", "sdpa", hidden_size=64, head_dim=32).to(torch.bfloat16)

@@ -31,6 +31,7 @@ HANDED = tuple(_FORGOTTEN.values())
 # Keywords of the forward pass that say nothing we do not know.
 _KNOWN = frozenset(
     {"attention_mask", "position_ids", "use_cache", "logits_to_keep", "cache_position", "return_dict"}
+    | {"output_attentions", "output_hidden_states"}  # the generation config has them too
 )
 _CACHES = ("cache", "past_key_values", "cache_params")
 
@@ -46,6 +47,8 @@ _REFUSED: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("speculation_type", (None,), "this kind of speculation"),
     ("assistant_ensemble_weight", (None,), "ensemble verification (it changes the distribution)"),
     ("cache_implementation", (None, "dynamic"), "a cache of another kind (ours are lanes, which can be cut)"),
+)
+_REFUSED_IN_DICTIONARIES: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("output_attentions", (None, False), "returning attentions"),
     ("output_hidden_states", (None, False), "returning hidden states"),
 )
@@ -82,11 +85,27 @@ def hand_on(frame: FrameType | None) -> None:
         frame = frame.f_back
 
 
+def still_at_hand(frame: FrameType | None, model: Any) -> dict[str, Any]:
+    """The assistant and streamer of the `model.generate` that is calling us through a function of the caller's.
+
+    Such a function is asked for its own signature, so nothing is handed on; but generate holds them to the end.
+    """
+    for _ in range(8):
+        if frame is None:
+            break
+        held = frame.f_locals if frame.f_code.co_name == "generate" else {}
+        if held.get("self") is model and "custom_generate" in held:
+            return {name: held[name] for name in ("assistant_model", "streamer") if held.get(name) is not None}
+        frame = frame.f_back
+    return {}
+
+
 def check(model: Any, config: Any, keywords: Mapping[str, Any]) -> None:
     """Raise ConfigError or ModelError, by name, for what is not supported; before anything runs."""
     if getattr(model.config, "is_encoder_decoder", False):
         raise ConfigError(f"{type(model).__name__} is an encoder-decoder; sooner.generate takes causal models.")
-    for name, nothing, what in _REFUSED:
+    asked = _REFUSED_IN_DICTIONARIES if config.return_dict_in_generate else ()
+    for name, nothing, what in (*_REFUSED, *asked):
         value = getattr(config, name, None)
         if not any(value is one or value == one for one in nothing):
             raise ConfigError(f"{name}={value!r}: {what} is not supported by sooner.generate; leave it out.")
@@ -104,6 +123,8 @@ def check(model: Any, config: Any, keywords: Mapping[str, Any]) -> None:
 def rows(input_ids: Tensor, mask: Tensor | None, position_ids: Tensor | None) -> list[Row]:
     """The rows of a batch. What is masked is left out of a prompt: nothing sees it, and positions do not count it.
     Raises ConfigError where the last token is masked, whose law is asked for."""
+    if input_ids.ndim != 2 or not input_ids.shape[1]:
+        raise ConfigError(f"input_ids must be [rows, tokens], with a token at least; got {list(input_ids.shape)}.")
     keep = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     found = []
     for r, (ids, kept) in enumerate(zip(input_ids.tolist(), keep.tolist(), strict=True)):
@@ -120,7 +141,11 @@ def rows(input_ids: Tensor, mask: Tensor | None, position_ids: Tensor | None) ->
 
 def _check_positions(position_ids: Tensor, keep: Tensor) -> None:
     for r, (given, kept) in enumerate(zip(position_ids, keep, strict=True)):
-        if given[-len(kept) :][kept[-len(given) :]].tolist() != list(range(int(kept.sum()))):
+        if len(given) != len(kept):
+            raise ConfigError(
+                f"row {r}: attention_mask or position_ids are for {len(given)} tokens, input_ids has {len(kept)}."
+            )
+        if given[kept].tolist() != list(range(int(kept.sum()))):
             raise ConfigError(f"row {r}: position_ids other than 0, 1, 2, ... are not supported; leave them out.")
 
 

@@ -53,11 +53,12 @@ class Prepared:
 
 @dataclass(slots=True)
 class _Text:
-    """One row on its way through the engine."""
+    """One row on its way through the engine. most: new tokens asked for."""
 
     request: Request
     watch: RowWatch
     processor: laws.RowProcessor | None
+    most: int
 
     @property
     def written(self) -> list[int]:
@@ -70,6 +71,11 @@ class _Text:
                 raise theirs
         if self.request.finish == "error":
             raise RequestError(f"row {self.watch.place}: {self.request.error}")
+        if self.request.finish == "length" and len(self.written) < self.most:
+            raise RequestError(
+                f"row {self.watch.place}: the text fills the model's context of {len(self.request.tokens)} tokens "
+                f"and has not ended. Ask for at most {len(self.written)} new tokens here."
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +182,7 @@ def _text(
         wants_logits=call.wants_logits or call.wants_scores,
         processors=whole if call.wants_scores else None,
     )
-    return _Text(engine.add(row.prompt, params, copy=r, watch=watch), watch, processor)
+    return _Text(engine.add(row.prompt, params, copy=r, watch=watch), watch, processor, call.ends.max_tokens)
 
 
 def _columns(call: Prepared) -> Columns | None:

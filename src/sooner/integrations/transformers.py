@@ -86,7 +86,9 @@ class Generate:
         **keywords: Any,
     ) -> Any:
         """Called by transformers with prepared arguments, or by a user with those of `model.generate`."""
-        wishes = Wishes(draft, k, sooner_assistant or assistant_model, tokenizer, assistant_tokenizer, runtime)
+        held = call.still_at_hand(sys._getframe(1), model) if _prepared(generation_config) else {}
+        assistant = sooner_assistant or assistant_model or held.get("assistant_model")
+        wishes = Wishes(draft, k, assistant, tokenizer, assistant_tokenizer, runtime)
         if not _prepared(generation_config):
             return model.generate(
                 inputs,
@@ -107,7 +109,7 @@ class Generate:
         call.check(model, generation_config, keywords)
         one = _read(
             inputs, generation_config, logits_processor, stopping_criteria, keywords,
-            rule=rule, seed=seed, streamer=sooner_streamer or streamer,
+            rule=rule, seed=seed, streamer=sooner_streamer or streamer or held.get("streamer"),
         )  # fmt: skip
         [written], stats = _run(model, wishes, generation_config, [one], min(len(one.rows), _MOST_LANES))
         return run.result(written, stats)
@@ -159,6 +161,8 @@ def generate_batch(
         raise ConfigError(
             f"generate_batch needs at least one prompt and one lane, got {len(prompts)} and {lanes!r}."
         )
+    if keywords.get("streamer") is not None:
+        raise ConfigError("streamer: generate_batch hands out whole texts; sooner.generate streams.")
     wishes = Wishes(draft, k, assistant_model, tokenizer, assistant_tokenizer, runtime)
     device = model.get_input_embeddings().weight.device
     read: list[run.Prepared] = []
@@ -257,11 +261,13 @@ def _given(**named: Any) -> dict[str, Any]:
 
 def _ids(prompt: str | Sequence[int], tokenizer: Any) -> list[int]:
     if not isinstance(prompt, str):
-        return [int(token) for token in prompt]
+        ids = [int(token) for token in prompt]
+        if not ids:
+            raise ConfigError("a prompt is empty; it needs at least one token.")
+        return ids
     if tokenizer is None:
         raise ConfigError("prompts that are strings need tokenizer=.")
-    ids: list[int] = tokenizer(prompt)["input_ids"]
-    return ids
+    return _ids(tokenizer(prompt)["input_ids"], tokenizer)
 
 
 def _text(ids: Sequence[int], tokenizer: Any) -> str | None:

@@ -11,6 +11,7 @@ import copy
 import types
 from typing import Any
 
+import torch
 from torch import nn
 from transformers import PreTrainedConfig
 
@@ -21,7 +22,8 @@ from sooner.model.hf import HFModel
 from sooner.model.native import NativeModel
 
 RUNTIMES = ("auto", "native", "hf", "packed", "fused")
-_PLAIN = ("torch.nn.modules.", "transformers.models.", "transformers.activations")
+_PLAIN = ("transformers.models.", "transformers.activations", "torch.nn.modules.activation")
+_TORCH = (nn.Linear, nn.Embedding, nn.ModuleList, nn.Dropout)
 
 
 def borrow(module: Any, runtime: str = "auto") -> HFModel | FusedModel | NativeModel:
@@ -86,15 +88,44 @@ def _obstacle(module: Any, runtime: str) -> str | None:
     if kind not in decoder.FAMILIES:
         return "is for other families: " + unknown("model type", kind, decoder.FAMILIES)
     for name, part in module.named_modules():
-        hooked = part._forward_hooks or part._forward_pre_hooks or "forward" in part.__dict__
-        if hooked or not type(part).__module__.startswith(_PLAIN):
-            return f"cannot follow {'a hooked ' if hooked else ''}{type(part).__name__} ({name}); use runtime hf."
+        changed = _changed(part)
+        if changed is not None:
+            return f"cannot follow {changed}{type(part).__name__} ({name}); use runtime hf."
+    if len({eps for part in module.modules() if (eps := _eps(part)) is not None}) > 1:
+        return "needs norms that add the same epsilon; use runtime hf."
+    if torch.is_autocast_enabled(next(module.parameters()).device.type):
+        return "computes in the weights' own dtype, but autocast is on; use runtime hf."
     weights = {(type(weight), weight.dtype) for weight in module.parameters()}
     if len(weights) != 1 or {kind for kind, _ in weights} != {nn.Parameter}:
         return "needs weights of one dtype, plain ones; use runtime hf."
     if runtime != "fused" and not native.serves(module):
         return "cannot run this model on this machine; use runtime hf."
     return None
+
+
+def _changed(part: nn.Module) -> str | None:
+    """In what way a module is not what its family has, or None: the word before its name."""
+    if part._forward_hooks or part._forward_pre_hooks or _own_forward(part) is not None:
+        return "a hooked "
+    forward = type(part).forward.__module__
+    if type(part) in _TORCH:
+        return None if forward.startswith("torch.nn.modules.") else "a patched "
+    if not type(part).__module__.startswith(_PLAIN):
+        return ""
+    return None if forward.startswith(_PLAIN) else "a patched "
+
+
+def _own_forward(part: nn.Module) -> Any:
+    """What stands on a module in place of its class's forward, or None; a compiled one is what it was made of."""
+    forward = part.__dict__.get("forward")
+    forward = getattr(forward, "_torchdynamo_orig_callable", forward)
+    if isinstance(forward, types.MethodType) and forward.__self__ is part:
+        return None if forward.__func__ is type(part).forward else forward
+    return forward
+
+
+def _eps(part: nn.Module) -> float | None:
+    return getattr(part, "variance_epsilon", getattr(part, "eps", None))
 
 
 def _shell(part: nn.Module, configs: dict[int, Any]) -> nn.Module:
@@ -124,7 +155,10 @@ def _ours(config: Any) -> Any:
 
 def _rebind(part: nn.Module, twin: nn.Module, own: dict[str, Any]) -> None:
     """A forward that was put on the module itself must run on the twin, or it would run the caller's attention."""
-    forward = own["forward"]
+    forward = _own_forward(part)
+    if forward is None:
+        del own["forward"]
+        return
     if "_hf_hook" in own and "_old_forward" in own:  # accelerate's: it only moves inputs, and all is on one device
         forward = own.pop("_old_forward")
         own.pop("_hf_hook")
