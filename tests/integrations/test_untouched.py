@@ -15,6 +15,7 @@ import sooner
 from sooner.errors import ModelError
 from sooner.model.borrowed import borrow, mirror
 from sooner.model.hf import HFModel
+from sooner.model.load import _model
 from sooner.model.native import NativeModel
 from tests.integrations.prompts import batch
 from tests.model.test_hf import tiny
@@ -203,6 +204,18 @@ def test_a_module_changed_by_hand_acts_as_it_does_in_transformers(change: Any, n
     assert torch.equal(plain, sooner.generate(model, **inputs, max_new_tokens=16, do_sample=False))
     with pytest.raises(ModelError, match=named):
         borrow(model, "native")
+
+
+@pytest.mark.parametrize("family", ["gemma", "gemma2"])
+def test_a_family_whose_embeddings_are_scaled_elsewhere_runs_in_its_modules(family: str) -> None:
+    """Before transformers 5.4 the body of a Gemma scaled them; our decoder left that out: another text."""
+    model = tiny(family, "eager", hidden_size=64, head_dim=16)
+    scaled = model.model.embed_tokens
+    model.model.embed_tokens = nn.Embedding.from_pretrained(scaled.weight.detach())
+    with pytest.raises(ModelError, match="scales embeddings"):
+        borrow(model, "native")
+    assert isinstance(borrow(model), HFModel)
+    assert isinstance(_model(model, "auto", None), HFModel)
 
 
 def test_a_class_that_was_patched_acts_as_it_does_in_transformers(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,8 @@ def rows(input_ids: Tensor, mask: Tensor | None, position_ids: Tensor | None) ->
     Raises ConfigError where the last token is masked, whose law is asked for."""
     if input_ids.ndim != 2 or not input_ids.shape[1]:
         raise ConfigError(f"input_ids must be [rows, tokens], with a token at least; got {list(input_ids.shape)}.")
+    if mask is not None and mask.shape != input_ids.shape:
+        raise _other_length(0, mask.shape[-1], input_ids.shape[1])
     keep = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask.bool()
     found = []
     for r, (ids, kept) in enumerate(zip(input_ids.tolist(), keep.tolist(), strict=True)):
@@ -142,11 +144,14 @@ def rows(input_ids: Tensor, mask: Tensor | None, position_ids: Tensor | None) ->
 def _check_positions(position_ids: Tensor, keep: Tensor) -> None:
     for r, (given, kept) in enumerate(zip(position_ids, keep, strict=True)):
         if len(given) != len(kept):
-            raise ConfigError(
-                f"row {r}: attention_mask or position_ids are for {len(given)} tokens, input_ids has {len(kept)}."
-            )
+            raise _other_length(r, len(given), len(kept))
         if given[kept].tolist() != list(range(int(kept.sum()))):
             raise ConfigError(f"row {r}: position_ids other than 0, 1, 2, ... are not supported; leave them out.")
+
+
+def _other_length(r: int, given: int, tokens: int) -> ConfigError:
+    """transformers may hand on a mask as itself or as the positions it made of it."""
+    return ConfigError(f"row {r}: attention_mask or position_ids are for {given} tokens, input_ids has {tokens}.")
 
 
 def _check_cache(name: str, cache: Any) -> None:

@@ -87,6 +87,10 @@ def _obstacle(module: Any, runtime: str) -> str | None:
     kind = str(module.config.model_type)
     if kind not in decoder.FAMILIES:
         return "is for other families: " + unknown("model type", kind, decoder.FAMILIES)
+    if decoder.scaled_elsewhere(module):
+        return (
+            "does not see where this version of transformers scales embeddings; use runtime hf, or 5.4 and later."
+        )
     for name, part in module.named_modules():
         changed = _changed(part)
         if changed is not None:

@@ -142,6 +142,13 @@ class Shape:
         return made
 
 
+def scaled_elsewhere(module: Any) -> bool:
+    """Whether the body's forward scales the embeddings, which our decoders would not see: Gemma in transformers
+    before 5.4."""
+    family = str(module.config.model_type)
+    return family.startswith("gemma") and not hasattr(module.model.embed_tokens, "embed_scale")
+
+
 def norm(module: Any) -> Norm:
     """A transformers RMS norm as data."""
     eps = getattr(module, "variance_epsilon", None) or module.eps

@@ -128,7 +128,7 @@ def _give_back() -> None:
 
 def _model(module: Any, runtime: str, quantize: str | None) -> Model:
     kind = str(module.config.model_type)
-    ours = kind in decoder.FAMILIES
+    ours = kind in decoder.FAMILIES and not decoder.scaled_elsewhere(module)
     if runtime in ("native", "fused") and not ours:
         raise ConfigError(
             f"for runtime {runtime} the " + unknown("model type", kind, decoder.FAMILIES) + " Use hf."
