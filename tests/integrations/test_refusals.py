@@ -146,10 +146,10 @@ LONGROPE = {
 
 
 def test_a_text_that_reaches_the_context_is_not_cut_in_silence() -> None:
-    """transformers turns to other rotations there (with learned positions it fails); the text looked like a whole."""
+    """transformers turns to other rotations there, or fails (learned positions); the text looked like a whole."""
     model, inputs = tiny("llama", "eager", rope_parameters=LONGROPE), batch([26])
     model.generation_config.eos_token_id = None
     whole = sooner.generate(model, **inputs, max_new_tokens=6, do_sample=False)
     assert torch.equal(whole, model.generate(**inputs, max_new_tokens=6, do_sample=False))
-    with pytest.raises(RequestError, match="context of 32 tokens .* at most 6 new tokens"):
+    with pytest.raises(RequestError, match=r"context of 32 tokens .* at most 6 new tokens"):
         sooner.generate(model, **inputs, max_new_tokens=9, do_sample=False)
