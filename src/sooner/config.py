@@ -33,6 +33,8 @@ class Budget:
 
     def within(self, depth: int, nodes: int) -> Budget:
         """The same budget, no deeper than `depth` and no larger than `nodes` (negative counts as 0)."""
+        if depth >= self.depth and nodes >= self.nodes:
+            return self
         return Budget(min(self.depth, max(depth, 0)), self.width, min(self.nodes, max(nodes, 0)))
 
     @property

@@ -22,7 +22,7 @@ from typing import Protocol
 from torch import Tensor
 
 from sooner.core.sparse import Sparse
-from sooner.core.tree import ROOT, Draft, children
+from sooner.core.tree import ROOT, Draft, child_with, children
 
 Laws = Tensor | Sequence[Sparse]
 """[1 + n, V]: row 0 after the root, row 1 + i after node i; as a table, or row by row."""
@@ -58,16 +58,14 @@ class Picks(Protocol):
 
 def match(picks: Picks, draft: Draft) -> Verdict:
     """Follow the target's choices for as long as there is a child that carries them."""
-    below = children(draft.parents)
     path: list[int] = []
     node = ROOT
     while True:
         token = picks[node + 1]
-        child = next((c for c in below.get(node, ()) if draft.tokens[c] == token), None)
-        if child is None:
+        node = child_with(draft, node, token)
+        if node == ROOT:
             return Verdict(tuple(path), token)
-        path.append(child)
-        node = child
+        path.append(node)
 
 
 def reject(laws: Laws, draft: Draft, chance: Chance) -> Verdict:

@@ -105,16 +105,24 @@ def keep(draft: Draft, nodes: Sequence[int]) -> Draft:
 
 def follow(draft: Draft, tokens: Sequence[int]) -> list[int]:
     """The longest path from the root whose tokens are a prefix of `tokens`, as node indices."""
-    below = children(draft.parents)
     path: list[int] = []
     node = ROOT
     for token in tokens:
-        child = next((c for c in below.get(node, ()) if draft.tokens[c] == token), None)
-        if child is None:
+        node = child_with(draft, node, token)
+        if node == ROOT:
             break
-        path.append(child)
-        node = child
+        path.append(node)
     return path
+
+
+def child_with(draft: Draft, node: int, token: int) -> int:
+    """The child of a node (-1 = the root) that carries a token, or -1. Children come after their parents, so all
+    the steps down a path look at every node once at most."""
+    tokens, parents = draft.tokens, draft.parents
+    for at in range(node + 1, len(tokens)):
+        if parents[at] == node and tokens[at] == token:
+            return at
+    return ROOT
 
 
 class Trie:

@@ -98,7 +98,8 @@ def _together(law: Law, rows: Sequence[int], draft: Draft) -> tuple[Tensor, Draf
     """
     if draft.probs is not None:
         # In full precision: what was drawn from bfloat16 weights has probability weight / sum, unrounded.
-        weights = draft.probs if draft.probs.dtype == torch.float64 else draft.probs.float()
+        weights = draft.probs.detach()
+        weights = weights if weights.dtype == torch.float64 else weights.float()
         draft = replace(draft, probs=weights / weights.sum(-1, keepdim=True))
     if any(law.place[r][0] == "wide" for r in rows):
         tables = [law.row(r) for r in rows]
@@ -122,12 +123,13 @@ class _Picks:
 
     def __init__(self, law: Law, trial: Trial) -> None:
         self._law, self._trial = law, trial
-        self._depths = (0, *depths(trial.draft.parents))
+        self._depths: tuple[int, ...] = ()
 
     def __getitem__(self, row: int) -> int:
         trial, r = self._trial, self._trial.first + row
         if self._law.greedy(r):
             return self._law.best[r]
+        self._depths = self._depths or (0, *depths(trial.draft.parents))
         return draw(self._law, [r], [noise.key(trial.seed, trial.root + self._depths[row] + 1, noise.TARGET)])[0]
 
 

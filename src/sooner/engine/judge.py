@@ -68,12 +68,12 @@ class Judged:
         return found
 
 
-@torch.no_grad()
 def judge(requests: Sequence[Request], step: Step, logits: Tensor, *, keep: bool = False) -> Judged:
     """logits [len(step.law_rows), V]; one request for each segment of the step.
 
     The logits are edited in place unless somebody reads them as the model gave them; `keep`: the caller does."""
-    params = [_PLAIN] * len(step.law_rows)
+    logits = logits.detach() if logits.requires_grad else logits
+    params = [_PLAIN] * logits.shape[0]
     trials: list[Trial] = []
     errors: dict[str, str] = {}
     shaped, edited = logits, False

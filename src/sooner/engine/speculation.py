@@ -10,7 +10,7 @@ from sooner.config import Budget
 from sooner.control.protocol import Controller, Guess, StepRecord, Tried, View
 from sooner.core.rules import Verdict
 from sooner.core.step import Step
-from sooner.core.tree import Draft, keep
+from sooner.core.tree import EMPTY, Draft, keep
 from sooner.draft.protocol import Context, Outcome
 from sooner.engine.constraint import FORCED, with_forced
 from sooner.engine.guard import Guard
@@ -63,17 +63,28 @@ class Speculation:
         for draft, nodes in zip(offered, chosen, strict=True):
             kept.append(tuple(range(len(draft))) if nodes is None else nodes)
             drafts.append(keep(draft, kept[-1]))
+        if any(share.request.constraint is not None for share in shares):
+            self._force(shares, drafts, guesses, kept)
+        return Drafted(tuple(drafts), tuple(guesses), tuple(kept), clock.control_s)
+
+    def _force(
+        self,
+        shares: Sequence[Share],
+        drafts: list[Draft],
+        guesses: list[Guess],
+        kept: list[tuple[int, ...]],
+    ) -> None:
+        """Put the tokens that a grammar leaves no choice about before the guesses."""
         room = self._scheduler.trim(shares, [Budget.chain(FORCED)] * len(shares), self._limit)
         for i, share in enumerate(shares):
             if share.request.constraint is not None:
                 forced = with_forced(drafts[i], share.request.constraint, min(room[i].depth, room[i].nodes))
                 if forced is not drafts[i]:
                     drafts[i], guesses[i], kept[i] = forced, Guess(), ()
-        return Drafted(tuple(drafts), tuple(guesses), tuple(kept), clock.control_s)
 
     def _ask(self, shares: Sequence[Share], budgets: Sequence[Budget]) -> list[Draft]:
         asked = [i for i, budget in enumerate(budgets) if not budget.empty]
-        drafts = [Draft()] * len(shares)
+        drafts = [EMPTY] * len(shares)
         contexts = [_context(shares[i].request) for i in asked]
         made, problems = self._guard.propose(contexts, [budgets[i] for i in asked]) if asked else ([], [])
         for i, draft, found in zip(asked, made, problems, strict=True):

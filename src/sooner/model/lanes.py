@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 
 import torch
 
-from sooner.core.tree import ROOT, Draft, follow
+from sooner.core.tree import EMPTY, ROOT, Draft, follow
 
 _GRAIN = 64  # columns and lanes are allocated in multiples of these
 _LANE_GRAIN = 4
@@ -26,7 +26,7 @@ _BLOCK = 512  # key columns that torch's CPU attention takes at a time
 @dataclass(slots=True)
 class _Lane:
     settled: list[int] = field(default_factory=list)
-    staged: Draft = field(default_factory=Draft)
+    staged: Draft = EMPTY
 
 
 class LaneCache:
@@ -156,7 +156,7 @@ class LaneCache:
         if start > len(entry.settled):
             raise ValueError(f"lane {lane} holds {len(entry.settled)} tokens, cannot go on from {start}")
         del entry.settled[start:]
-        entry.staged = Draft()
+        entry.staged = EMPTY
         if start + rows > self.capacity:
             self._grow(lanes=self.store.shape[2], columns=start + rows)
 
@@ -177,7 +177,7 @@ class LaneCache:
             path = follow(entry.staged, tokens[same:])
             self._compact(lane, same, path)
             entry.settled += tokens[same : same + len(path)]
-        entry.staged = Draft()
+        entry.staged = EMPTY
         return len(entry.settled)
 
     def held(self, lane: int) -> tuple[int, ...]:
@@ -196,11 +196,9 @@ class LaneCache:
 
     def _compact(self, lane: int, start: int, path: Sequence[int]) -> None:
         """Move the columns of the path's nodes to start, start + 1, ..."""
-        moved = next((i for i, node in enumerate(path) if node != i), len(path))
-        if moved < len(path):
-            source = torch.tensor([start + node for node in path[moved:]], device=self.store.device)
-            columns = self.store[:, :, lane, :, source]
-            self.store[:, :, lane, :, start + moved : start + len(path)] = columns
+        for i, node in enumerate(path):  # no node moves onto one that is still to move: nodes rise, and node >= i
+            if node != i:
+                self.store[:, :, lane, :, start + i] = self.store[:, :, lane, :, start + node]
 
     def _grow(self, lanes: int, columns: int) -> None:
         """To so many lanes and columns, and some more where memory is not limited."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+from array import array
 from collections.abc import Sequence
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
 from itertools import accumulate
@@ -71,9 +72,9 @@ class _Model(Structure):
 
 class _Pass(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("rows", "segments", "wanted", "taps", "tables", "threads")),
+        *((name, c_int64) for name in ("rows", "segments", "wanted", "taps", "angles", "threads")),
         *((name, c_void_p) for name in ("token", "position", "column", "lane", "parent")),
-        *((name, c_void_p) for name in ("offset", "row", "tap", "cos", "sin", "store")),
+        *((name, c_void_p) for name in ("offset", "row", "tap", "angle", "cos", "sin", "store")),
         *((name, c_int64) for name in ("lanes", "capacity")),
         *((name, c_void_p) for name in ("logits", "features", "scratch")),
     ]
@@ -117,7 +118,10 @@ class NativeModel:
         self._quantize, self._borrow = quantize, borrow
         self._kept: list[Tensor] = []  # what the C structures point to
         self._arena = Arena()
-        self._angles: dict[str, tuple[Tensor, Tensor]] = {}
+        self._angles = torch.empty((2, 0, 0, 0))
+        types = getattr(shape.rotary, "rope_type", "default")
+        kinds = types.values() if isinstance(types, dict) else [types]
+        self._static = all(kind in _STATIC_ROPE for kind in kinds)
         head = module.get_output_embeddings()
         tied = head.weight is weight
         count = len(body.layers)
@@ -147,33 +151,31 @@ class NativeModel:
         self._dtype = weight.dtype
         self.lanes = LaneCache(count, shape.kv_heads, shape.dim, weight.dtype, self.device)
 
-    @torch.no_grad()
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
         for segment in step.segments:
             self.lanes.reserve(segment.lane, segment.start, segment.rows)
-        count, store = len(step.tokens), self.lanes.store
-        logits = torch.empty((len(rows), self.vocab_size))
+        count, wanted, store = step.offsets[-1], rows.shape[0], self.lanes.store
+        logits = torch.empty((wanted, self.vocab_size))
         features = torch.empty((count, len(taps), self._shape.hidden), dtype=self._dtype) if taps else None
-        angles = [self._angle(kind, step.positions) for kind in self._tables]
-        cos, sin = (
-            (torch.cat(part) if len(part) > 1 else part[0] for part in zip(*angles, strict=True))
-            if angles
-            else (None, None)
-        )
-        kept = [torch.tensor(values, dtype=torch.int64) for values in (_parents(step), step.offsets, list(taps))]
+        cos_sin, angle = self._rotary(step)
+        told = array("q", [*_parents(step), *step.offsets, *taps, *angle])
+        parent = told.buffer_info()[0]
+        offset = parent + 8 * count
+        tap = offset + 8 * len(step.offsets)
+        cos = cos_sin.data_ptr()
         now = _Pass(
-            rows=count, segments=len(step.segments), wanted=len(rows), taps=len(taps), tables=len(angles),
+            rows=count, segments=len(step.segments), wanted=wanted, taps=len(taps), angles=cos_sin.shape[2],
             threads=torch.get_num_threads(), token=step.tokens.data_ptr(), position=step.positions.data_ptr(),
-            column=step.columns.data_ptr(), lane=step.lanes.data_ptr(), parent=kept[0].data_ptr(),
-            offset=kept[1].data_ptr(), row=rows.data_ptr(), tap=kept[2].data_ptr(),
-            cos=None if cos is None else cos.data_ptr(), sin=None if sin is None else sin.data_ptr(),
+            column=step.columns.data_ptr(), lane=step.lanes.data_ptr(), parent=parent, offset=offset,
+            row=rows.data_ptr(), tap=tap, angle=tap + 8 * len(taps) if angle else step.positions.data_ptr(),
+            cos=cos, sin=cos + 2 * cos_sin.numel(),
             store=store.data_ptr(), lanes=store.shape[2], capacity=store.shape[4], logits=logits.data_ptr(),
             features=None if features is None else features.data_ptr(),
         )  # fmt: skip
-        wanted = self._library.scratch_bytes(ctypes.byref(self._model), ctypes.byref(now))
-        if wanted > len(self._scratch) - 64:
-            self._scratch = torch.empty(wanted + 64, dtype=torch.uint8)
+        room = self._library.scratch_bytes(ctypes.byref(self._model), ctypes.byref(now)) + 64
+        if room > self._scratch.shape[0]:
+            self._scratch = torch.empty(room, dtype=torch.uint8)
         now.scratch = -(-self._scratch.data_ptr() // 64) * 64
         self._library.run_pass(ctypes.byref(self._model), ctypes.byref(now))
         if self._shape.softcap is not None:
@@ -278,23 +280,25 @@ class NativeModel:
     def _rotary_width(self) -> int:
         if not self._tables:
             return 0
-        return self._make_angles(self._tables[0], torch.zeros(1, dtype=torch.int64))[0].shape[1]
+        return self._make_angles(self._tables[:1], torch.zeros(1, dtype=torch.int64)).shape[-1]
 
-    def _angle(self, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [N, D'] of one kind of layer, float32; looked up where they never change."""
-        types = getattr(self._shape.rotary, "rope_type", "default")
-        if (types[kind] if isinstance(types, dict) else types) not in _STATIC_ROPE:
-            return self._make_angles(kind, positions)
-        need = int(positions.max()) + 1
-        if kind not in self._angles or len(self._angles[kind][0]) < need:
-            count = -(-need // _ANGLES) * _ANGLES
-            self._angles[kind] = self._make_angles(kind, torch.arange(count))
-        cos, sin = self._angles[kind]
-        return cos[positions], sin[positions]
+    def _rotary(self, step: Step) -> tuple[Tensor, Sequence[int]]:
+        """Cosines and sines [2, tables, angles, D'], float32, and the angle of every row; () = its position.
 
-    def _make_angles(self, kind: str, positions: Tensor) -> tuple[Tensor, Tensor]:
-        cos, sin = self._shape.tables(torch.zeros((len(positions), 1)), positions, {kind})[kind]
-        return cos.contiguous(), sin.contiguous()
+        Where they never change, a table of all positions so far is kept."""
+        if not self._static:
+            return self._make_angles(self._tables, step.positions), range(len(step.positions))
+        need = 1 + max(segment.start + segment.rows for segment in step.segments)
+        if self._angles.shape[2] < need:
+            self._angles = self._make_angles(self._tables, torch.arange(-(-need // _ANGLES) * _ANGLES))
+        return self._angles, ()
+
+    @torch.no_grad()
+    def _make_angles(self, kinds: Sequence[str], positions: Tensor) -> Tensor:
+        if not kinds:
+            return torch.empty((2, 0, len(positions), 0))
+        made = self._shape.tables(torch.zeros((len(positions), 1)), positions, set(kinds))
+        return torch.stack([torch.stack([made[kind][part] for kind in kinds]) for part in (0, 1)]).contiguous()
 
 
 def _parents(step: Step) -> list[int]:

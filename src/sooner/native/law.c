@@ -225,11 +225,13 @@ static void one_row(const Laws *p, int64_t r, Candidate *found, double *weight, 
 }
 
 void shape_rows(const Laws *p) {
+    int64_t room = 0; /* candidates of a row; asking the system for memory is dear where none are wanted */
+    for (int64_t r = 0; r < p->rows; r++) room = p->filter[r].wanted == 1 ? p->vocab : room;
 #pragma omp parallel num_threads((int)(p->rows < p->threads ? p->rows : p->threads))
     {
-        Candidate *found = malloc(p->vocab * sizeof *found);
-        double *weight = malloc(p->vocab * sizeof *weight);
-        Candidate *dealt = malloc(p->vocab * (sizeof *dealt + 1));
+        Candidate *found = malloc(room * sizeof *found);
+        double *weight = malloc(room * sizeof *weight);
+        Candidate *dealt = malloc(room * (sizeof *dealt + 1));
 #pragma omp for schedule(dynamic, 1)
         for (int64_t r = 0; r < p->rows; r++) one_row(p, r, found, weight, dealt);
         free(dealt);

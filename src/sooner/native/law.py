@@ -41,7 +41,7 @@ _NO_IDS, _NO_MASS = torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0))
 
 def serves(logits: Tensor) -> bool:
     """Whether `shape` can take these logits."""
-    plain = logits.dtype == torch.float32 and logits.device.type == "cpu" and logits.is_contiguous()
+    plain = logits.dtype == torch.float32 and logits.is_cpu and logits.is_contiguous()
     return plain and logits.shape[-1] > 0 and _library() is not None
 
 
@@ -113,7 +113,7 @@ def race_logits(logits: Tensor, row: int, top: float, temperature: float, key: i
 
 def races(mass: Tensor, ids: Tensor | None) -> bool:
     """Whether `race` can take these rows."""
-    plain = mass.dtype == torch.float32 and mass.device.type == "cpu" and mass.stride(-1) == 1
+    plain = mass.dtype == torch.float32 and mass.is_cpu and mass.stride(-1) == 1
     return plain and (ids is None or ids.stride(-1) == 1) and _library() is not None
 
 

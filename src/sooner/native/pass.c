@@ -30,12 +30,13 @@ typedef struct {
 } Model;
 
 typedef struct {
-    int64_t rows, segments, wanted, taps, tables, threads;
+    int64_t rows, segments, wanted, taps, angles, threads;
     const int64_t *token, *position, *column, *lane, *parent; /* [rows]; parent: row of the parent node, -1 = certain */
     const int64_t *offset;                                    /* [segments + 1] */
     const int64_t *row;                                       /* [wanted] */
     const int64_t *tap;                                       /* [taps] */
-    const float *cos, *sin;                                   /* [tables, rows, rotary] */
+    const int64_t *angle;                                     /* [rows]: a row's place in a table */
+    const float *cos, *sin;                                   /* [tables, angles, rotary] */
     elem *store;                                              /* [layers, 2, lanes, kv_heads, capacity, dim] */
     int64_t lanes, capacity;
     float *logits;  /* [wanted, vocab] */
@@ -146,7 +147,7 @@ static void place(const Model *m, const Pass *p, const Layer *layer, int64_t l, 
         const float *weight = h < m->heads ? layer->q_norm : layer->k_norm;
         if (weight && !layer->norm_all) norm(x, weight, m->eps, m->dim, x);
         if (layer->table >= 0) {
-            int64_t at = (layer->table * p->rows + r) * m->rotary;
+            int64_t at = (layer->table * p->angles + p->angle[r]) * m->rotary;
             rotate(x, p->cos + at, p->sin + at, m->rotary);
         }
     }
