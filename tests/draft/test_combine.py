@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Mapping, Sequence
 
 import pytest
@@ -64,6 +65,44 @@ def test_the_likeliest_node_comes_first_whatever_its_source() -> None:
     assert named[(20, -1)] == 0.5
     assert made.scores == tuple(sorted(made.scores or (), reverse=True))
     assert sorted(round(score, 3) for score in named.values()) == [0.4, 0.4, 0.4, 0.5, 0.5, 0.8]
+
+
+def by_hand(sources: Sequence[Fixed], budget: Budget, floor: float) -> tuple[list[int], list[int]]:
+    """Tokens and parents of a joined tree: of all that may come next, always the best."""
+    paths: dict[int, tuple[int, ...]] = {-1: ()}
+    scores, open_, parents = {-1: 1.0}, [], []
+    node = -1
+    while True:
+        if len(paths[node]) < budget.depth:
+            named = [(s.priors[code], token) for s in sources for token, code in s.guesses.get(paths[node], ())]
+            best = {token: max(chance for chance, other in named if other == token) for _, token in named}
+            worth = sorted(((c, t) for t, c in best.items() if scores[node] * c >= floor), reverse=True)
+            for rank, (chance, token) in enumerate(worth[: budget.width]):
+                open_.append((-scores[node] * chance, node * budget.width + rank, token, node))
+        if not open_ or len(parents) == budget.nodes:
+            return [paths[i][-1] for i in range(len(parents))], parents
+        score, _, token, parent = chosen = min(open_)
+        open_.remove(chosen)
+        node = len(parents)
+        parents.append(parent)
+        paths[node], scores[node] = (*paths[parent], token), -score
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_tree_is_the_one_that_a_search_by_hand_finds(seed: int) -> None:
+    draw = random.Random(seed)
+    paths = [(), *((a,) for a in range(4)), *((a, b) for a in range(4) for b in range(4))]
+    sources = [
+        Fixed(
+            name,
+            {path: [(draw.randrange(4), draw.randrange(9)) for _ in range(draw.randrange(4))] for path in paths},
+            [draw.choice((0.9, 0.5, 0.3, 0.1, 0.02)) for _ in range(9)],
+        )
+        for name in ("one", "two", "three")
+    ]
+    budget = Budget(draw.randint(1, 4), draw.randint(1, 4), draw.randint(1, 12))
+    made = draft(CombineDrafter("all", sources, floor=0.03), budget)
+    assert (list(made.tokens), list(made.parents)) == by_hand(sources, budget, 0.03)
 
 
 @pytest.mark.parametrize(

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 
-from sooner.draft.source import GRADES, RANKS, Chances, grade, graded, graded_priors
+from sooner.draft.source import GRADES, RANKS, Chances, grade, grade_of_log, graded, graded_priors
 
 
 def test_a_likelier_guess_never_has_a_worse_grade() -> None:
@@ -12,6 +14,12 @@ def test_a_likelier_guess_never_has_a_worse_grade() -> None:
     assert grades == sorted(grades, reverse=True)
     assert (grades[0], grades[-1]) == (GRADES - 1, 0)
     assert set(grades) == set(range(GRADES))
+
+
+def test_the_grade_of_a_logarithm_is_that_of_the_probability() -> None:
+    assert [grade_of_log(math.log(i / 1000)) for i in range(1, 1000)] == [grade(i / 1000) for i in range(1, 1000)]
+    assert grade_of_log(-math.inf) == GRADES - 1  # an id that a mask has struck out
+    assert grade_of_log(0.0) == 0
 
 
 def test_rank_and_grade_are_both_in_the_code() -> None:

@@ -7,8 +7,8 @@ so the budget goes where it is worth most. A guess's chance is what guesses of i
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from heapq import heappop, heappush
 
 from sooner.config import Budget
 from sooner.core.tree import EMPTY, ROOT, Draft
@@ -19,6 +19,7 @@ from sooner.errors import ConfigError
 
 FLOOR = 0.02  # a node with less chance than this is not worth its row
 
+_After = Callable[[str, tuple[int, ...], tuple[int, ...]], Sequence[Guess]]
 Asked = dict[tuple[int, ...], list[tuple[int, Sequence[Guess]]]]
 """For each path that was looked at: the first code of each source, and its guesses."""
 
@@ -50,12 +51,14 @@ class CombineDrafter:
         self.tops = max(source.tops for source in sources)
         self._sources, self._floor = tuple(sources), floor
         self._first: list[int] = []
+        self._after: list[tuple[_After, int]] = []  # where each source is asked, and its first code
         priors: list[float] = []
         for source in sources:
             if isinstance(source, DraftSource):
                 source.places = tuple(self.taps.index(tap) for tap in source.taps)
             known = (chances or {}).get(source.name, ())
             self._first.append(len(priors))
+            self._after.append((source.after, len(priors)))
             priors += known if len(known) == len(source.priors) else source.priors
         self.chances = Chances(priors)
         self._asked: dict[str, Asked] = {}
@@ -109,7 +112,7 @@ class CombineDrafter:
         heap: list[tuple[float, int, int, int]] = []
         self._offer(heap, asked, context.request_id, (), end, 1.0, ROOT, budget.width)
         while heap and len(tokens) < budget.nodes:
-            score, _, token, parent = heapq.heappop(heap)
+            score, _, token, parent = heappop(heap)
             path = (token,) if parent == ROOT else (*paths[parent], token)
             tokens.append(token)
             parents.append(parent)
@@ -132,19 +135,19 @@ class CombineDrafter:
         width: int,
     ) -> None:
         """Put the best guesses of what follows `path` on the heap, `width` at most."""
-        value = self.chances.value
+        value, least = self.chances.value, self._floor / score
         best: dict[int, float] = {}
-        found = []
-        for source, first in zip(self._sources, self._first, strict=True):
-            guesses = source.after(request_id, path, tail)
+        found = asked[path] = []
+        for after, first in self._after:
+            guesses = after(request_id, path, tail)
             if guesses:
                 found.append((first, guesses))
                 for token, code in guesses:
                     chance = value[first + code]
-                    if chance > best.get(token, 0.0):
+                    if chance >= least and (token not in best or chance > best[token]):
                         best[token] = chance
-        asked[path] = found
-        least = self._floor / score
-        ranked = sorted(((chance, token) for token, chance in best.items() if chance >= least), reverse=True)
-        for rank, (chance, token) in enumerate(ranked[:width]):
-            heapq.heappush(heap, (-score * chance, node * width + rank, token, node))
+        ranked = sorted(zip(best.values(), best), reverse=True)  # noqa: B905  # of one dict, so as long
+        place = node * width
+        for chance, token in ranked[:width]:
+            heappush(heap, (-score * chance, place, token, node))
+            place += 1

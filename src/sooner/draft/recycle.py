@@ -15,11 +15,13 @@ from typing import Generic, TypeVar
 from sooner.config import Budget
 from sooner.core.tree import ROOT
 from sooner.draft.protocol import Context, Outcome
-from sooner.draft.source import GRADES, RANKS, Guess, graded, graded_priors
+from sooner.draft.source import GRADES, RANKS, Guess, grade_of_log, graded_priors
 from sooner.errors import ConfigError
 
 LIMIT = 65_536  # keys of each kind; a key with its row takes about 600 bytes
 TOPS = 8
+MOST = 64  # candidates of a row whose ranks are told apart
+_RANKED = tuple(min(rank, RANKS - 1) for rank in range(MOST))
 _LEVEL = GRADES * RANKS  # codes of one level: pairs, then single tokens
 _QUOTED = 2 * _LEVEL  # what followed a pair in a prompt, where the target's own thoughts are not known
 _ANOTHERS = _QUOTED + 1  # the same codes once more, for rows that another request left
@@ -133,7 +135,7 @@ class RecycleSource:
         if not math.isfinite(logits[0]):
             return
         self._singles.put(last, _Row(ids, logits, request_id))
-        if before is not None:
+        if before is not None:  # a row of its own: its codes are others
             self._pairs.put(_pair(before, last), _Row(ids, logits, request_id))
 
     def _quote(self, context: Context) -> None:
@@ -152,7 +154,7 @@ def _pair(before: int, last: int) -> int:
 
 def _guesses(row: _Row, level: int) -> tuple[Guess, ...]:
     """Codes from shares among the kept ids alone; what the rest of the vocabulary has is left out."""
-    weights = [math.exp(logit - row.logits[0]) for logit in row.logits]
-    total = sum(weights)
-    codes = graded([weight / total for weight in weights])
-    return tuple((token, level + code) for token, code in zip(row.ids, codes, strict=True))
+    top = row.logits[0]
+    whole = math.log(sum([math.exp(logit - top) for logit in row.logits])) + top
+    codes = [grade_of_log(logit - whole) * RANKS + level for logit in row.logits]
+    return tuple([(token, code + rank) for token, code, rank in zip(row.ids, codes, _RANKED, strict=False)])

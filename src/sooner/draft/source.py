@@ -8,6 +8,7 @@ often guesses of each code survive, so that guesses of different sources can be 
 from __future__ import annotations
 
 import math
+from bisect import bisect_right
 from collections.abc import Sequence
 from typing import Protocol
 
@@ -22,6 +23,7 @@ GRADES = 10  # grades of a probability
 RANKS = 4  # first, second, third, later
 _LONG = 1000.0
 _PER_HALF = 1.5  # grades a halving of the probability takes
+_FALLS = [grade * math.log(2) / _PER_HALF for grade in range(1, GRADES)]  # of -log, where a grade begins
 
 
 class Source(Protocol):
@@ -54,6 +56,11 @@ def grade(probability: float) -> int:
     if probability <= 0:
         return GRADES - 1
     return min(GRADES - 1, max(0, int(-math.log2(probability) * _PER_HALF)))
+
+
+def grade_of_log(log: float) -> int:
+    """`grade` of a natural logarithm."""
+    return bisect_right(_FALLS, -log)
 
 
 def graded(probabilities: Sequence[float]) -> list[int]:

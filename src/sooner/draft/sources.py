@@ -56,10 +56,11 @@ class LookupSource:
 
 
 def _extend(seen: _Seen, tokens: Sequence[int]) -> None:
-    for end in range(seen.length, len(tokens)):
-        run = tuple(tokens[max(end - REACH, 0) : end])
-        for begin in range(len(run)):
-            seen.next[run[begin:]] = tokens[end]
+    begin = max(seen.length - REACH, 0)
+    text = tuple(tokens[begin:])
+    for end in range(seen.length - begin, len(text)):
+        for start in range(max(end - REACH, 0), end):
+            seen.next[text[start:end]] = text[end]
     seen.length = max(seen.length, len(tokens))
 
 

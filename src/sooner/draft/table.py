@@ -85,7 +85,8 @@ class Table:
                 return ()
             at, level = len(self.pairs) + lone, LEVEL
         begin, end = self.ends[at - 1] if at else 0, self.ends[at]
-        return tuple((self.ids[i], level + self.codes[i]) for i in range(begin, end))
+        codes = [level + code for code in self.codes[begin:end]]
+        return tuple(zip(self.ids[begin:end], codes, strict=True))
 
 
 def paired(before: int, last: int) -> int:
