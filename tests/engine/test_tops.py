@@ -7,10 +7,12 @@ import random
 import pytest
 import torch
 
+from sooner.core.edit import LawParams
+from sooner.core.law import law
 from sooner.core.step import Segment, pack
 from sooner.core.tree import chain
 from sooner.draft.protocol import Tops
-from sooner.engine.tops import tops
+from sooner.engine.tops import firsts, tops
 from sooner.native import law as native
 
 
@@ -50,3 +52,24 @@ def test_a_row_with_nan_has_no_likeliest_ids(monkeypatch: pytest.MonkeyPatch) ->
     assert ours.logits[1][0] != ours.logits[1][0]
     assert theirs.logits[1][0] != theirs.logits[1][0]
     assert (ours.logits[0], ours.logits[2]) == (theirs.logits[0], theirs.logits[2])
+
+
+@pytest.mark.parametrize("count", [1, 8])
+def test_greedy_laws_are_the_same_from_ids_that_are_known(count: int) -> None:
+    logits = (torch.randn((7, 3000), generator=torch.Generator().manual_seed(count)) * 2).round()  # many equals
+    logits[1, 7], logits[2, 2000], logits[4, 100:] = torch.nan, torch.inf, -torch.inf
+    logits[3] = -torch.inf
+    step = pack([Segment(0, 0, (1,), chain([2] * 3)), Segment(1, 0, (1,), chain([2] * 2))])
+    known = firsts(tops(logits, step, count), logits)
+    assert known is not None
+    params = [LawParams(temperature=0.0)] * 7
+    ours, theirs = law(logits, params, firsts=known), law(logits, params)
+    assert (list(ours.best), list(ours.broken)) == (list(theirs.best), list(theirs.broken))
+    assert (ours.place, ours.vocab) == (theirs.place, theirs.vocab)
+    assert [odd for odd in ours.broken] == [False, True, True, True, False, False, False]
+
+
+def test_nothing_is_known_of_rows_that_are_only_scored() -> None:
+    step = pack([Segment(0, 0, (1, 2, 3), chain([2]), scored=True)])
+    logits = torch.randn((4, 50), generator=torch.Generator().manual_seed(0))
+    assert firsts(tops(logits, step, 8), logits) is None

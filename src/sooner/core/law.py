@@ -107,12 +107,21 @@ class Law:
         return self.mass.new_zeros(self.vocab).scatter_add_(0, self.ids[i], self.mass[i])
 
 
-def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ()) -> Law:
+def law(
+    logits: Tensor,
+    params: Sequence[LawParams],
+    edits: Sequence[Edit] = (),
+    firsts: Sequence[tuple[int, float]] | None = None,
+) -> Law:
     """The laws of `logits` [n, V], each row shaped by its own parameters.
 
     edits: what acts on the logits of whole blocks of rows before (penalties, bias, masks).
+    firsts: each row's likeliest id, the lowest among equals, and its logit, where they are known and there are no
+    edits: all that greedy rows need.
     Works in float32 (float64 stays float64), whatever the model's type.
     """
+    if firsts is not None and not edits and all(p.greedy for p in params):
+        return _greedy(firsts, logits)
     if edits:
         logits = edit(logits, edits)
     logits = (logits if logits.dtype == torch.float64 else logits.float()).contiguous()
@@ -136,6 +145,13 @@ def law(logits: Tensor, params: Sequence[LawParams], edits: Sequence[Edit] = ())
         for i, r in enumerate(rows):
             place[r] = (kind, i)
     return Law(best, broken, ids, mass, flat, tuple(place), logits.shape[-1])
+
+
+def _greedy(firsts: Sequence[tuple[int, float]], logits: Tensor) -> Law:
+    broken = [not math.isfinite(value) for _, value in firsts]
+    ids = [0 if odd else token for (token, _), odd in zip(firsts, broken, strict=True)]
+    place = (("greedy", -1),) * len(firsts)
+    return Law(ids, broken, *native.NOTHING, (), place, logits.shape[-1])
 
 
 def _kind(params: LawParams) -> str:

@@ -18,7 +18,7 @@ from sooner.control.protocol import Controller, StepRecord
 from sooner.core.rules import Verdict
 from sooner.core.step import Segment, Step, pack
 from sooner.core.tree import Draft, depths
-from sooner.draft.protocol import TAIL, Drafter, Outcome
+from sooner.draft.protocol import TAIL, Drafter, Outcome, Tops
 from sooner.engine.admission import Admission
 from sooner.engine.constraint import Compile, Constraint
 from sooner.engine.detokenize import MakeDetokenizer, no_text
@@ -29,7 +29,7 @@ from sooner.engine.request import Request, law_params, new_request
 from sooner.engine.scheduler import Scheduler, Share
 from sooner.engine.speculation import Clock, Speculation, record, tried
 from sooner.engine.stop import FinishReason, Piece, Writer
-from sooner.engine.tops import MOST, tops
+from sooner.engine.tops import MOST, firsts, tops
 from sooner.engine.watch import Watch
 from sooner.errors import ConfigError, DraftError, RequestError
 from sooner.model.protocol import Model
@@ -164,9 +164,10 @@ class Engine:
         clock.pass_s = clock.lap()
         requests = [share.request for share in shares]
         keep = self._tops > 0 or any(r.watch is not None and r.watch.wants_logits for r in requests)
-        judged = judge(requests, step, out.logits, keep=keep)
+        best = tops(out.logits, step, self._tops)
+        judged = judge(requests, step, out.logits, keep=keep, firsts=firsts(best, out.logits))
         clock.judge_s = clock.lap()
-        events, outcomes = self._apply(shares, step, judged, out.features, clock)
+        events, outcomes = self._apply(shares, step, judged, out.features, best, clock)
         clock.lap()
         self.guard.observe(outcomes)
         clock.draft_s += clock.lap()
@@ -194,11 +195,16 @@ class Engine:
         return Segment(request.lane, request.held, certain, draft, law=share.whole, scored=scored)
 
     def _apply(
-        self, shares: Sequence[Share], step: Step, judged: Judged, features: Tensor | None, clock: Clock
+        self,
+        shares: Sequence[Share],
+        step: Step,
+        judged: Judged,
+        features: Tensor | None,
+        best: Sequence[Tops | None],
+        clock: Clock,
     ) -> tuple[list[Event], list[Outcome]]:
         """Write the verdicts into the requests and settle their lanes."""
         events, outcomes = [], []
-        best = tops(judged.logits, step, self._tops)
         now = self._clock()
         for s, share in enumerate(shares):
             request, segment, verdict = share.request, step.segments[s], judged.verdicts[s]

@@ -68,10 +68,18 @@ class Judged:
         return found
 
 
-def judge(requests: Sequence[Request], step: Step, logits: Tensor, *, keep: bool = False) -> Judged:
+def judge(
+    requests: Sequence[Request],
+    step: Step,
+    logits: Tensor,
+    *,
+    keep: bool = False,
+    firsts: Sequence[tuple[int, float]] | None = None,
+) -> Judged:
     """logits [len(step.law_rows), V]; one request for each segment of the step.
 
-    The logits are edited in place unless somebody reads them as the model gave them; `keep`: the caller does."""
+    The logits are edited in place unless somebody reads them as the model gave them; `keep`: the caller does.
+    firsts: each row's likeliest id and its logit, where they are known."""
     logits = logits.detach() if logits.requires_grad else logits
     params = [_PLAIN] * logits.shape[0]
     trials: list[Trial] = []
@@ -96,7 +104,7 @@ def judge(requests: Sequence[Request], step: Step, logits: Tensor, *, keep: bool
                 errors[request.id] = f"{type(error).__name__}: {error}"
     if not trials:
         return Judged((None,) * len(requests), logits, logits, None, errors)
-    laws = law(shaped, params)
+    laws = law(shaped, params, firsts=None if edited else firsts)
     verdicts = iter(verify(laws, trials))
     judged = tuple(None if first is None else next(verdicts) for first in step.law_starts)
     return Judged(judged, logits, shaped, laws, errors)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -30,6 +32,14 @@ def tops(logits: Tensor, step: Step, count: int) -> list[Tops | None]:
         rows = slice(0, 0) if first is None else slice(first, first + 1 + len(segment.draft))
         found.append(None if first is None else Tops(tuple(listed[rows]), tuple(known[rows])))
     return found
+
+
+def firsts(found: Sequence[Tops | None], logits: Tensor) -> list[tuple[int, float]] | None:
+    """The likeliest id of every row and its logit, the lowest id among equals; None where `found` does not say."""
+    if not native.serves(logits):
+        return None  # torch's order of equals is its own
+    best = [(ids[0], values[0]) for of in found if of for ids, values in zip(of.ids, of.logits, strict=True)]
+    return best if len(best) == logits.shape[0] else None
 
 
 def likeliest(logits: Tensor, count: int) -> tuple[Tensor, Tensor]:

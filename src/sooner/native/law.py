@@ -36,7 +36,8 @@ def packed(temperature: float, top_k: int, top_p: float, min_p: float, wanted: i
     return struct.pack("dddqq", temperature, top_p, min_p, top_k, wanted)
 
 
-_NO_IDS, _NO_MASS = torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0))
+NOTHING = torch.empty((0, 0), dtype=torch.int64), torch.empty((0, 0))
+"""No candidates: ids and mass."""
 
 
 def serves(logits: Tensor) -> bool:
@@ -47,7 +48,7 @@ def serves(logits: Tensor) -> bool:
 
 def _tables(rows: int, room: int) -> tuple[Tensor, Tensor]:
     if not rows:
-        return _NO_IDS, _NO_MASS
+        return NOTHING
     return torch.empty((rows, room), dtype=torch.int64), torch.empty((rows, room))
 
 
