@@ -7,15 +7,16 @@ Texts of several requests at a time are written, one batch after the other, whil
 that is the process's own (RssAnon: what cannot be given back to files). From the first token on its peak is held
 to 1.15 x the weights + the lanes of keys and values + 300 MB for interpreter, libraries and working memory.
 Resident memory with the files of libraries that are mapped in (VmHWM) is reported beside it: other processes
-share those, and the system drops them at need. Growth is the memory without the lanes at the end, less that after
-a quarter of the tokens. Last line JSON; exit status 1 if the peak is above its limit or memory grows by more than
-1 % of that.
+share those, and the system drops them at need. Growth is the memory at the end without what lanes take of it,
+less that after a quarter of the tokens. Last line JSON; exit status 1 if the peak is above its limit or memory
+grows by more than 1 % of that.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import mmap
 import os
 import sys
 import threading
@@ -25,7 +26,6 @@ from pathlib import Path
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM
 
 from sooner import LLM, SamplingParams
 from sooner.errors import SoonerError
@@ -38,7 +38,8 @@ MB = 2**20
 FACTOR, REST_MB = 1.15, 300
 GROWTH = 0.01  # of the limit; what allocators keep back moves by as much
 TEXT = 125  # tokens of one text
-STATUS = Path("/proc/self/status")
+PAGE = mmap.PAGESIZE
+STATUS, PAGES = Path("/proc/self/status"), Path("/proc/self/pagemap")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -111,17 +112,30 @@ def decode(llm: LLM, batch: int, start: int) -> float:
         llm.encode_chat(f"{start + i}. {PROMPTS[(start + i) % len(PROMPTS)].turns[0]}") for i in range(batch)
     ]
     llm.generate(prompts, SamplingParams(max_tokens=TEXT, ignore_eos=True))
-    return resident() - lanes_mb(llm)
+    return resident() - touched_mb(llm)
+
+
+def touched_mb(llm: LLM) -> float:
+    """What of the lanes is resident: pages that were never written take no memory."""
+    store = llm.target.model.lanes.store
+    first = store.data_ptr() // PAGE
+    end = -(-(store.data_ptr() + store.numel() * store.element_size()) // PAGE)
+    with PAGES.open("rb") as entries:
+        entries.seek(first * 8)
+        pages = entries.read((end - first) * 8)
+    return sum(byte >> 7 for byte in pages[7::8]) * PAGE / MB  # the top bit of an entry: the page is present
 
 
 def lanes_mb(llm: LLM) -> float:
-    """What the keys and values have room for; it follows the longest text and the most requests at once."""
+    """What keys and values have room for; it follows the longest text and the most requests at once."""
     store = llm.target.model.lanes.store
     return store.numel() * store.element_size() / MB
 
 
 def weights_mb(model: str, width: int) -> float:
     """The parameters of a model in MB, each `width` bytes wide; shared ones count once."""
+    from transformers import AutoConfig, AutoModelForCausalLM  # only now: decoding does without this code
+
     with torch.device("meta"):
         module = AutoModelForCausalLM.from_config(AutoConfig.from_pretrained(resolve(model)))
     return sum(parameter.numel() for parameter in module.parameters()) * width / MB

@@ -62,7 +62,7 @@ def test_memory_that_is_kept_is_growth(
     def leaking(*arguments: Any) -> float:
         true_decode(*arguments)
         kept.append(torch.ones(5_000_000))  # 19 MB
-        size: float = memory.resident() - memory.lanes_mb(arguments[0])
+        size: float = memory.resident() - memory.touched_mb(arguments[0])
         return size
 
     monkeypatch.setattr(memory, "decode", leaking)
@@ -81,6 +81,16 @@ def test_the_sampler_sees_what_was_taken_and_given_back(memory: ModuleType) -> N
             pause = pause @ pause * 0  # some time for the sampling thread
         del held
     assert sampler.peak >= before + 80
+
+
+def test_of_the_lanes_what_was_written_counts(memory: ModuleType, roomy: Path) -> None:
+    llm = memory.LLM(str(roomy), "none", dtype="float32")
+    lanes = llm.target.model.lanes
+    lane = lanes.open()
+    lanes.reserve(lane, 0, 1 << 16)
+    lanes.store[:, :, lane] = 1
+    taken = memory.lanes_mb(llm) / lanes.store.shape[2]
+    assert memory.touched_mb(llm) == pytest.approx(taken, rel=0.05)
 
 
 def test_weights_that_are_shared_count_once(memory: ModuleType, roomy: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from pathlib import Path
 from random import Random
 
 import pytest
@@ -20,6 +21,7 @@ from hypothesis.stateful import (
 
 from sooner.core.tree import ROOT, Draft, follow
 from sooner.model.lanes import LaneCache, staged_parents
+from sooner.native.pages import Pages
 
 LAYERS, HEADS, WIDTH = 2, 3, 2
 VOCAB = 3  # few ids, so that staged and settled tokens coincide by chance
@@ -294,6 +296,67 @@ def test_growing_keeps_every_lane() -> None:
         cache.reserve(cache.open(), 0, 1000)
     assert cache.capacity >= 1000
     assert torch.equal(cache.store[:, :, lane, :, :10], before)
+
+
+def anonymous() -> float:
+    """The process's own resident memory, in MB."""
+    status = Path("/proc/self/status").read_text().splitlines()
+    return int(next(line for line in status if line.startswith("RssAnon:")).split()[1]) / 1024
+
+
+def large() -> tuple[LaneCache, int]:
+    """A cache of 40 MB, all columns of one of its four lanes written."""
+    cache = LaneCache(10, 4, 64, torch.float32)
+    lane = cache.open()
+    cache.reserve(lane, 0, 512)
+    cache.store[:, :, : lane + 1] = 1
+    cache.stage(lane, [1] * 512, staged_parents(512, []))
+    cache.settle(lane, [1] * 512)
+    return cache, lane
+
+
+def test_columns_that_were_not_written_take_no_memory() -> None:
+    before = anonymous()
+    cache, _ = large()
+    assert cache.bytes == 40 * 2**20
+    assert anonymous() - before < 10 + 8
+
+
+def test_old_and_new_store_are_never_there_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    cache, lane = large()
+    cache.store.fill_(1)  # all four lanes
+    before, seen, give_back = anonymous(), [], Pages.give_back
+
+    def watched(pages: Pages, layer: int) -> None:
+        seen.append(anonymous())
+        give_back(pages, layer)
+
+    monkeypatch.setattr(Pages, "give_back", watched)
+    old = cache.bytes / 2**20
+    cache.reserve(lane, 512, 64)
+    assert len(seen) == 10
+    assert max(seen) - before < old / 10 + 4
+    assert cache.settle(lane, [1] * 512) == 512
+    assert bool((cache.store[:, :, :, :, :512] == 1).all())
+
+
+def test_growing_that_is_interrupted_leaves_lanes_empty_and_not_wrong(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Layers of the old store go while the new one is filled: an interrupted lane must not claim to hold them.
+    cache, lane = large()
+    give_back = Pages.give_back
+
+    def interrupted(pages: Pages, layer: int) -> None:
+        give_back(pages, layer)
+        if layer == 3:
+            raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Pages, "give_back", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            cache.reserve(lane, 512, 64)
+    assert cache.settle(lane, [1] * 512) == 0
+    cache.reserve(lane, 0, 64)
+    cache.check()
 
 
 def test_closing_a_lane_twice_is_an_error() -> None:

@@ -100,6 +100,13 @@ def test_rope_scaling_is_that_of_the_config() -> None:
     torch.testing.assert_close(run(native.NativeModel(module))[0], want, atol=2e-5, rtol=1e-4)
 
 
+def test_a_window_that_the_family_does_not_look_at_is_not_applied() -> None:
+    # The setting was taken from any configuration that had it; llama's modules see the whole text all the same.
+    module = made("llama", sliding_window=3)
+    want, _ = run(hf.HFModel(copy.deepcopy(module)))
+    torch.testing.assert_close(run(native.NativeModel(module))[0], want, atol=2e-5, rtol=1e-4)
+
+
 def test_the_emptied_module_keeps_no_second_copy() -> None:
     module = made("llama", tie_word_embeddings=True)
     native.NativeModel(module)

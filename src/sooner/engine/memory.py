@@ -1,7 +1,7 @@
 """The memory limit for keys and values: what fits, stated in tokens. Knows lanes, nothing of requests' texts.
 
 Target and drafter lanes count against one limit, each by its share. A store is a rectangle of lanes and columns,
-so the longest request decides what a lane costs. While a store grows, the old one exists beside it for a moment.
+so the longest request decides what a lane costs. While a store grows, one layer of the old one exists beside it.
 """
 
 from __future__ import annotations

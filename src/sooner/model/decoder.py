@@ -1,31 +1,20 @@
-"""The parts of a Llama-shaped transformers module, layer by layer. Knows no runtime.
+"""The parts of a Llama-shaped model, layer by layer, and how they are had from a transformers module.
 
-What differs between the families is data here: which norms there are, which layers rotate, how far they see.
+Knows no runtime. model/stored.py has the same parts from files; families.py says what families differ in.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, Protocol, TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-FAMILIES = frozenset(
-    {
-        "gemma",
-        "gemma2",
-        "gemma3_text",
-        "llama",
-        "ministral",
-        "mistral",
-        "olmo2",
-        "phi3",
-        "qwen2",
-        "qwen3",
-        "smollm3",
-    }
-)
+from sooner.model import families
+
+FAMILIES = frozenset(families.TABLE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,12 +38,12 @@ class Weights:
     weights: list[Tensor]
     biases: list[Tensor | None]
 
-    def stacked(self) -> tuple[Tensor, Tensor | None]:
-        """One weight [sum of out, in] and one bias."""
-        weight = (
-            torch.cat([w.detach() for w in self.weights]) if len(self.weights) > 1 else self.weights[0].detach()
-        )
-        given = [b.detach() for b in self.biases if b is not None]
+    def stacked(self, dtype: torch.dtype) -> tuple[Tensor, Tensor | None]:
+        """One weight [sum of out, in] and one bias of that dtype; a single weight as it is, of any dtype."""
+        weight = self.weights[0].detach()
+        if len(self.weights) > 1:
+            weight = torch.cat([w.detach().to(dtype) for w in self.weights])
+        given = [b.detach().to(dtype) for b in self.biases if b is not None]
         return weight, torch.cat(given) if given else None
 
 
@@ -85,52 +74,63 @@ class Parts(Generic[Map]):
     softcap: float | None
 
 
+@dataclass(frozen=True, slots=True)
 class Shape:
-    """What all layers of a module share: sizes, embedding, rotary tables, activation, final norm."""
+    """What all layers of a model share: sizes, activation, final norm, rotary tables, kinds of layers.
 
-    def __init__(self, module: Any) -> None:
-        config, body = module.config, module.model
-        mlp = body.layers[0].mlp
-        self.config = config
-        self.vocab = int(module.get_output_embeddings().weight.shape[0])
-        self.hidden = int(config.hidden_size)
-        self.heads = int(config.num_attention_heads)
-        self.kv_heads = int(config.num_key_value_heads)
-        self.dim = int(getattr(config, "head_dim", None) or config.hidden_size // self.heads)
-        self.softcap: float | None = getattr(config, "final_logit_softcapping", None)
-        self.embed = body.embed_tokens
-        self.act = getattr(mlp, "act_fn", None) or mlp.activation_fn
-        self.norm = norm(body.norm)
-        self.rotary = body.rotary_emb
-        self.kinds = getattr(config, "layer_types", None) or ["full_attention"] * len(body.layers)
-        # Gemma-3 turns its local and its global layers by different bases: one table for each kind.
-        self.per_kind = isinstance(getattr(self.rotary, "rope_type", None), dict)
+    embed_scale: what embeddings are multiplied by. rotary: called as transformers' modules are, with `rope_type`.
+    """
 
-    def parts(self, layer: Any, kind: str) -> Parts[Weights]:
-        """The parts of one layer of the module."""
-        attn, mlp = layer.self_attn, layer.mlp
-        qkv = [attn.qkv_proj] if hasattr(attn, "qkv_proj") else [attn.q_proj, attn.k_proj, attn.v_proj]
-        gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
-        norms = [_named_norm(layer, f"{name}_layernorm") for name in ("input", "post_attention")]
-        feed = [_named_norm(layer, f"{name}_layernorm") for name in ("pre_feedforward", "post_feedforward")]
-        # Without norms of its own around the MLP, the norm after attention is the one before the MLP.
-        sandwich = feed[0] is not None or feed[1] is not None
-        return Parts(
-            qkv=_weights(qkv),
-            out=_weights([attn.o_proj]),
-            gate_up=_weights(gate_up),
-            down=_weights([mlp.down_proj]),
-            before_attention=norms[0],
-            after_attention=norms[1] if sandwich else None,
-            before_mlp=feed[0] if sandwich else norms[1],
-            after_mlp=feed[1],
-            q_norm=_named_norm(attn, "q_norm"),
-            k_norm=_named_norm(attn, "k_norm"),
-            rotary=(kind if self.per_kind else "all") if getattr(attn, "use_rope", True) else None,
-            window=_window(self.config, attn, kind),
-            scale=float(attn.scaling),
-            softcap=getattr(attn, "attn_logit_softcapping", None),
-        )
+    config: Any
+    dtype: torch.dtype
+    device: torch.device
+    vocab: int
+    act: Callable[[Tensor], Tensor]
+    norm: Norm
+    rotary: Any
+    embed_scale: float
+
+    @property
+    def layers(self) -> int:
+        return int(self.config.num_hidden_layers)
+
+    @property
+    def hidden(self) -> int:
+        return int(self.config.hidden_size)
+
+    @property
+    def inner(self) -> int:
+        return int(self.config.intermediate_size)
+
+    @property
+    def heads(self) -> int:
+        return int(self.config.num_attention_heads)
+
+    @property
+    def kv_heads(self) -> int:
+        return int(self.config.num_key_value_heads)
+
+    @property
+    def dim(self) -> int:
+        return families.head_width(self.config)
+
+    @property
+    def softcap(self) -> float | None:
+        return getattr(self.config, "final_logit_softcapping", None)
+
+    @property
+    def kinds(self) -> Sequence[str]:
+        """The kind of every layer."""
+        return getattr(self.config, "layer_types", None) or ["full_attention"] * self.layers
+
+    @property
+    def per_kind(self) -> bool:
+        """Gemma-3 turns its local and its global layers by different bases: one table for each kind."""
+        return isinstance(getattr(self.rotary, "rope_type", None), dict)
+
+    def table(self, layer: int) -> str:
+        """Which rotary table a layer uses, if it turns."""
+        return self.kinds[layer] if self.per_kind else "all"
 
     def tables(self, x: Tensor, positions: Tensor, kinds: set[str]) -> dict[str, tuple[Tensor, Tensor]]:
         """Cosines and sines [N, D'] of each kind of layer, in the dtype of x [N, H]."""
@@ -147,6 +147,107 @@ def scaled_elsewhere(module: Any) -> bool:
     before 5.4."""
     family = str(module.config.model_type)
     return family.startswith("gemma") and not hasattr(module.model.embed_tokens, "embed_scale")
+
+
+class Source(Protocol):
+    """Where a runtime has a model's weights from. head: the LM head. tied: it is the embedding."""
+
+    shape: Shape
+    head: Weights
+    tied: bool
+
+    def embedding(self) -> Tensor:
+        """The embedding [V, H], in the model's dtype."""
+
+    def rotary(self, layer: int) -> str | None:
+        """Which rotary table a layer uses."""
+
+    def parts(self, layer: int) -> Parts[Weights]:
+        """The parts of one layer; its maps may be of another dtype than the model's."""
+
+    def drop(self, layer: int) -> None:
+        """The layer has been read and will not be asked for again."""
+
+    def drop_ends(self) -> None:
+        """Embedding and head have been read; where they are one, they will not be asked for again."""
+
+
+class Modules:
+    """The Source that a transformers module is; dropped parts are taken out of it. embed: its embedding module."""
+
+    def __init__(self, module: Any) -> None:
+        self._body, self._head = module.model, module.get_output_embeddings()
+        self.embed = self._body.embed_tokens
+        mlp, weight = self._body.layers[0].mlp, self.embed.weight
+        self.shape = Shape(
+            config=module.config,
+            dtype=weight.dtype,
+            device=weight.device,
+            vocab=int(self._head.weight.shape[0]),
+            act=getattr(mlp, "act_fn", None) or mlp.activation_fn,
+            norm=norm(self._body.norm),
+            rotary=self._body.rotary_emb,
+            embed_scale=float(torch.as_tensor(getattr(self.embed, "embed_scale", 1.0)).to(weight.dtype)),
+        )
+        self.head = Weights([self._head.weight], [getattr(self._head, "bias", None)])
+        self.tied = self._head.weight is weight
+
+    def embedding(self) -> Tensor:
+        """The embedding [V, H]."""
+        weight: Tensor = self.embed.weight
+        return weight
+
+    def rotary(self, layer: int) -> str | None:
+        """Which rotary table a layer uses, None for no rotation."""
+        turns = getattr(self._body.layers[layer].self_attn, "use_rope", True)
+        return self.shape.table(layer) if turns else None
+
+    def parts(self, layer: int) -> Parts[Weights]:
+        """The parts of one layer of the module."""
+        module = self._body.layers[layer]
+        attn, mlp = module.self_attn, module.mlp
+        qkv = [attn.qkv_proj] if hasattr(attn, "qkv_proj") else [attn.q_proj, attn.k_proj, attn.v_proj]
+        gate_up = [mlp.gate_up_proj] if hasattr(mlp, "gate_up_proj") else [mlp.gate_proj, mlp.up_proj]
+        norms = [_named_norm(module, f"{name}_layernorm") for name in ("input", "post_attention")]
+        feed = [_named_norm(module, f"{name}_layernorm") for name in ("pre_feedforward", "post_feedforward")]
+        return Parts(
+            qkv=_weights(qkv),
+            out=_weights([attn.o_proj]),
+            gate_up=_weights(gate_up),
+            down=_weights([mlp.down_proj]),
+            **placed(*norms, *feed),
+            q_norm=_named_norm(attn, "q_norm"),
+            k_norm=_named_norm(attn, "k_norm"),
+            rotary=self.rotary(layer),
+            window=_window(self.shape.config, attn, self.shape.kinds[layer]),
+            scale=float(attn.scaling),
+            softcap=getattr(attn, "attn_logit_softcapping", None),
+        )
+
+    def drop(self, layer: int) -> None:
+        """Take a layer out of the module."""
+        self._body.layers[layer] = nn.Identity()
+
+    def drop_ends(self) -> None:
+        """Take the embedding out of the module, where the head is the same."""
+        if self.tied:
+            self.embed.weight = nn.Parameter(self.embed.weight.new_zeros(0), requires_grad=False)
+            self._head.weight = self.embed.weight
+            self.head = Weights([], [])
+
+
+def placed(
+    first: Norm | None, attention: Norm | None, before_mlp: Norm | None, after_mlp: Norm | None
+) -> dict[str, Norm | None]:
+    """Norms as the families name them -> as they act: without norms of its own around the MLP, the norm "after
+    attention" is the one before the MLP."""
+    sandwich = before_mlp is not None or after_mlp is not None
+    return {
+        "before_attention": first,
+        "after_attention": attention if sandwich else None,
+        "before_mlp": before_mlp if sandwich else attention,
+        "after_mlp": after_mlp,
+    }
 
 
 def norm(module: Any) -> Norm:
@@ -168,6 +269,8 @@ def _named_norm(module: Any, name: str) -> Norm | None:
 
 def _window(config: Any, attn: Any, kind: str) -> int | None:
     """The sliding window of a layer: its own word where it has one, else the model's."""
+    if families.TABLE[str(config.model_type)].window == "nobody":
+        return None  # whatever the configuration says: these modules do not look
     if hasattr(attn, "sliding_window"):
         return attn.sliding_window  # type: ignore[no-any-return]  # transformers is untyped here
     if getattr(config, "layer_types", None) and kind != "sliding_attention":

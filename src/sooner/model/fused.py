@@ -13,12 +13,12 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sooner.core.step import Step
 from sooner.errors import ModelError
 from sooner.model import attention
-from sooner.model.decoder import Norm, Parts, Shape, Weights
+from sooner.model.decoder import Modules, Norm, Parts, Weights
 from sooner.model.hf import context_limit, pad_rows
 from sooner.model.lanes import LaneCache, staged_parents
 from sooner.model.linear import Dense, Linear, pack
@@ -39,27 +39,27 @@ class FusedModel:
     """
 
     def __init__(self, module: Any, quantize: str | None = None) -> None:
-        shape, body = Shape(module), module.model
+        source = Modules(module)
+        self._shape, self._embed = source.shape, source.embed
+        shape = source.shape
         self.vocab_size = shape.vocab
         self.context_limit = context_limit(shape.config)
-        self.device = shape.embed.weight.device
-        self._shape = shape
+        self.device = shape.device
         self._blocks = []
-        for i in range(len(body.layers)):
-            self._blocks.append(_block(shape.parts(body.layers[i], shape.kinds[i]), quantize))
-            body.layers[i] = nn.Identity()
-        head = module.get_output_embeddings()
-        self._head = pack([head.weight], [getattr(head, "bias", None)], quantize and "int8")
-        self._tied = head.weight is shape.embed.weight
+        for i in range(shape.layers):
+            self._blocks.append(_block(source.parts(i), quantize))
+            source.drop(i)
+        self._head = pack(source.head.weights, source.head.biases, quantize and "int8")
+        self._tied = source.tied
         self._turned = {block.rotary for block in self._blocks if block.rotary is not None}
-        self.lanes = LaneCache(len(self._blocks), shape.kv_heads, shape.dim, shape.embed.weight.dtype, self.device)
+        self.lanes = LaneCache(shape.layers, shape.kv_heads, shape.dim, shape.dtype, self.device)
 
     @torch.no_grad()
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
         now = attention.plan(step, self.lanes)
         count = len(step.tokens)
-        x = self._shape.embed(pad_rows(step.tokens, _LEAST_ROWS).to(self.device))
+        x = self._embed(pad_rows(step.tokens, _LEAST_ROWS).to(self.device))
         tables = self._tables(x, pad_rows(step.positions, _LEAST_ROWS).to(self.device))
         seen: dict[int, Tensor] = {}
         for layer, block in enumerate(self._blocks):
@@ -79,7 +79,7 @@ class FusedModel:
 
     def ends(self) -> Ends:
         """What draft heads share with this model."""
-        embedding: Tensor = self._shape.embed.weight.detach()
+        embedding: Tensor = self._embed.weight.detach()
 
         def unpacked() -> Tensor:
             if self._tied:
@@ -129,7 +129,7 @@ class FusedModel:
         """The first `count` layers, the final norm and the head, on the same weights, with lanes of its own."""
         early, shape = copy.copy(self), self._shape
         early._blocks = self._blocks[:count]
-        early.lanes = LaneCache(count, shape.kv_heads, shape.dim, shape.embed.weight.dtype, self.device)
+        early.lanes = LaneCache(count, shape.kv_heads, shape.dim, shape.dtype, self.device)
         return early
 
 

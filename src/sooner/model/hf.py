@@ -13,7 +13,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from transformers import AttentionInterface, AttentionMaskInterface
 
 from sooner.core.step import Step
 from sooner.errors import ModelError, unknown
@@ -118,7 +117,9 @@ def _no_mask(*_args: Any, **_kwargs: Any) -> None:
 
 
 def register() -> None:
-    """Make `attn_implementation="sooner"` known to transformers."""
+    """Make `attn_implementation="sooner"` known to transformers, whose modelling code is read in for it."""
+    from transformers import AttentionInterface, AttentionMaskInterface
+
     AttentionInterface.register(NAME, _attend)
     AttentionMaskInterface.register(NAME, _no_mask)
 

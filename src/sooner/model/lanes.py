@@ -15,8 +15,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
+from torch import Tensor
 
 from sooner.core.tree import EMPTY, ROOT, Draft, follow
+from sooner.native.pages import Pages
 
 _GRAIN = 64  # columns and lanes are allocated in multiples of these
 _LANE_GRAIN = 4
@@ -43,11 +45,16 @@ class LaneCache:
         dtype: torch.dtype,
         device: torch.device | str = "cpu",
     ) -> None:
-        self.store = torch.zeros((layers, 2, 0, kv_heads, 0, head_dim), dtype=dtype, device=device)
+        self._pages = Pages((layers, 2, 0, kv_heads, 0, head_dim), dtype, device)
         self._lanes: dict[int, _Lane] = {}
         self._free: list[int] = []
         self._remembered: dict[int, tuple[str, list[int]]] = {}  # free lanes, the longest closed first
         self.most_bytes: int | None = None  # growth stays within, as long as what is needed does
+
+    @property
+    def store(self) -> Tensor:
+        """The keys and values; another tensor whenever the cache has grown."""
+        return self._pages.tensor
 
     @property
     def capacity(self) -> int:
@@ -120,9 +127,7 @@ class LaneCache:
         columns = max((len(e.settled) + len(e.staged) for e in self._lanes.values()), default=0)
         columns = round_columns(columns) if columns else 0
         if lanes < self.store.shape[2] or columns < self.capacity:
-            self.store = self.store[:, :, :lanes, :, : min(columns, self.capacity)].clone(
-                memory_format=torch.contiguous_format
-            )
+            self._resize(lanes, min(columns, self.capacity))
             self._free = [lane for lane in self._free if lane < lanes]
 
     def gather(self) -> dict[int, int]:
@@ -218,10 +223,25 @@ class LaneCache:
             old = self.store
             lanes = old.shape[2] + one_more
             columns = columns if wider else self.capacity
-        new = old.new_zeros((*old.shape[:2], lanes, old.shape[3], columns, old.shape[5]))
-        new[:, :, : old.shape[2], :, : old.shape[4]] = old
-        self.store = new
+        self._resize(lanes, columns)
         self._free += range(old.shape[2], lanes)
+
+    def _resize(self, lanes: int, columns: int) -> None:
+        """Another store with what has room in it. The old one goes layer by layer: both are never there whole."""
+        old = self._pages
+        layers, two, had, heads, held, width = old.tensor.shape
+        new = Pages((layers, two, lanes, heads, columns, width), old.tensor.dtype, old.tensor.device)
+        both, all_of = min(had, lanes), min(held, columns)
+        try:
+            for layer in range(layers):
+                new.tensor[layer, :, :both, :, :all_of] = old.tensor[layer, :, :both, :, :all_of]
+                old.give_back(layer)
+            self._pages = new
+        except BaseException:  # Ctrl-C half-way: some layers are gone, so no lane holds anything
+            self._remembered.clear()
+            for entry in self._lanes.values():
+                entry.settled, entry.staged = [], EMPTY
+            raise
 
 
 def round_columns(count: int) -> int:

@@ -15,11 +15,11 @@ from typing import Any
 
 import torch
 from tokenizers import Tokenizer
-from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoTokenizer, GenerationConfig
 from transformers.utils import cached_file
 
 from sooner.errors import ConfigError, DraftError, ModelError, RequestError, unknown
-from sooner.model import decoder, fused, hf, native, pull
+from sooner.model import decoder, fused, hf, native, pull, stored
 from sooner.model import quantize as fewer
 from sooner.model.protocol import Model
 from sooner.model.threads import use as use_threads
@@ -103,18 +103,38 @@ def load(
     if quantize is not None:
         fewer.check(quantize, place, kind)
     source = resolve(name)
-    hf.register()
     config = _transformers(name, AutoConfig.from_pretrained, source)
     hf.check_family(config)
-    module = _transformers(
-        name, AutoModelForCausalLM.from_pretrained, source, dtype=kind, attn_implementation=hf.NAME
-    )
+    lying = stored.read(source, config, kind) if place.type == "cpu" and runtime in ("auto", "native") else None
+    if lying is not None and native.serves(lying):
+        model: Model = native.NativeModel(lying, quantize)
+        ends = _ends(_generation(source), config)
+        del lying
+    else:
+        module = _module(name, source, kind).to(place).eval()
+        ends = eos_ids(module)
+        model = _model(module, runtime, quantize)
+        del module
     tokenizer = load_tokenizer(name)
-    ends = eos_ids(module)
-    model = _model(module.to(place).eval(), runtime, quantize)
-    del module
     _give_back()
     return Loaded(name, model, tokenizer, ends)
+
+
+def _module(name: str, source: str, dtype: torch.dtype) -> Any:
+    """The model as transformers reads it."""
+    from transformers import AutoModelForCausalLM
+
+    hf.register()
+    options = {"dtype": dtype, "attn_implementation": hf.NAME}
+    return _transformers(name, AutoModelForCausalLM.from_pretrained, source, **options)
+
+
+def _generation(source: str) -> Any:
+    """The generation config beside a model, or None."""
+    try:
+        return GenerationConfig.from_pretrained(source)
+    except (OSError, ValueError, TypeError):  # transformers' own loading goes on without one, too
+        return None
 
 
 def _give_back() -> None:
@@ -189,7 +209,11 @@ def costs_depend_on(name: str, model: Model) -> tuple[str, ...]:
 
 def eos_ids(module: Any) -> tuple[int, ...]:
     """Every end-of-text id a model names: one, a list or none."""
-    for config in (getattr(module, "generation_config", None), module.config):
+    return _ends(getattr(module, "generation_config", None), module.config)
+
+
+def _ends(*configs: Any) -> tuple[int, ...]:
+    for config in configs:
         ids = getattr(config, "eos_token_id", None)
         if ids is not None:
             return tuple(ids) if isinstance(ids, list | tuple) else (int(ids),)

@@ -20,19 +20,21 @@ from torch import Tensor, nn
 from sooner.core.step import Step
 from sooner.core.tree import ROOT
 from sooner.errors import ModelError
+from sooner.model import families
 from sooner.model import quantize as fewer
-from sooner.model.decoder import Norm, Parts, Shape, Weights
+from sooner.model.decoder import Modules, Norm, Parts, Source, Weights
 from sooner.model.hf import context_limit
 from sooner.model.lanes import LaneCache, staged_parents
 from sooner.model.linear import pack
 from sooner.model.protocol import Ends, Output
 from sooner.native import build
 from sooner.native.arena import Arena
+from sooner.native.pages import Pages
 
 _LANES = 16  # outputs in a panel; every inner size is a multiple of it
 _GELU = ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")
 _SILU = ("SiLU", "SiLUActivation")
-_STATIC_ROPE = ("default", "linear", "llama3", "yarn")  # angles that do not depend on the length of the text
+_SLICE = 4096  # outputs that are laid out at a time: bounds what packing takes beside the panels
 _ANGLES = 1024  # positions that rotary tables grow by
 
 
@@ -80,76 +82,68 @@ class _Pass(Structure):
     ]
 
 
-def serves(module: Any) -> bool:
-    """Whether NativeModel can run this module: its sizes, dtype and activation, and a compiler on this machine."""
-    shape = Shape(module)
-    weight = shape.embed.weight
-    inner = int(shape.config.intermediate_size)
-    unit = 2 if weight.dtype == torch.bfloat16 else 1
+def serves(source: nn.Module | Source) -> bool:
+    """Whether NativeModel can run this model: its sizes, dtype and activation, and a compiler on this machine."""
+    shape = _opened(source).shape
+    unit = 2 if shape.dtype == torch.bfloat16 else 1
     return (
-        weight.device.type == "cpu"
-        and weight.dtype in (torch.bfloat16, torch.float32)
-        and not any(size % _LANES for size in (shape.hidden, inner))
+        shape.device.type == "cpu"
+        and shape.dtype in (torch.bfloat16, torch.float32)
+        and not any(size % _LANES for size in (shape.hidden, shape.inner))
         and shape.dim % (_LANES * unit) == 0
         and type(shape.act).__name__ in (*_GELU, *_SILU)
-        and _library(weight.dtype) is not None
+        and _library(shape.dtype) is not None
     )
 
 
 class NativeModel:
-    """A Model for the families in decoder.FAMILIES. `module` is emptied: its weights move here, layer by layer.
+    """A Model for the families in decoder.FAMILIES. `source`: a transformers module, which is emptied: its weights
+    move here, layer by layer; or another Source.
 
     quantize: "int8", or "int4" for all but the LM head, which int4 would cost most and stays at int8.
-    borrow: `module` is left as it is and its weights are read where they lie; the bits are the same.
+    borrow: the module is left as it is and its weights are read where they lie; the bits are the same.
     """
 
     even_trees = True  # rows of a tree have the bits of rows of a chain
 
-    def __init__(self, module: Any, quantize: str | None = None, *, borrow: bool = False) -> None:
-        shape, body = Shape(module), module.model
-        weight = shape.embed.weight
-        library = _library(weight.dtype)
+    def __init__(self, source: nn.Module | Source, quantize: str | None = None, *, borrow: bool = False) -> None:
+        source = _opened(source)
+        shape = source.shape
+        library = _library(shape.dtype)
         if library is None:
             raise RuntimeError("there is no C compiler here")
         self._library, self._shape = library, shape
         self.vocab_size = shape.vocab
         self.context_limit = context_limit(shape.config)
-        self.device = weight.device
+        self.device = shape.device
         self._quantize, self._borrow = quantize, borrow
         self._kept: list[Tensor] = []  # what the C structures point to
         self._arena = Arena()
         self._angles = torch.empty((2, 0, 0, 0))
         types = getattr(shape.rotary, "rope_type", "default")
         kinds = types.values() if isinstance(types, dict) else [types]
-        self._static = all(kind in _STATIC_ROPE for kind in kinds)
-        head = module.get_output_embeddings()
-        tied = head.weight is weight
-        count = len(body.layers)
+        self._static = all(kind in families.STATIC_ROPE for kind in kinds)
+        count = shape.layers
         self._layers = (_Layer * count)()
-        parts = [shape.parts(layer, kind) for layer, kind in zip(body.layers, shape.kinds, strict=True)]
-        self._tables = sorted({p.rotary for p in parts if p.rotary is not None})
-        inner = int(shape.config.intermediate_size)
+        self._tables = sorted({kind for kind in map(source.rotary, range(count)) if kind is not None})
         for i in range(count):
-            self._layers[i] = self._layer(parts[i], inner)
-            parts[i] = None  # type: ignore[call-overload]  # each layer's weights go as soon as they are packed
+            self._layers[i] = self._layer(source.parts(i))
             if not borrow:
-                body.layers[i] = nn.Identity()
-        scale = torch.as_tensor(getattr(shape.embed, "embed_scale", 1.0)).to(weight.dtype)
+                source.drop(i)  # each layer's weights go as soon as they are packed
+        # Where the head's panels hold the embedding, nothing else may keep it alive.
+        self._embedding = None if source.tied and not borrow else source.embedding()
         self._model = _Model(
             layers=count, hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads, dim=shape.dim,
-            inner=inner, vocab=shape.vocab, gelu=type(shape.act).__name__ in _GELU, rotary=self._rotary_width(),
-            eps=shape.norm.eps, embed_scale=float(scale),
-            embed=None if tied and not borrow else self._keep(weight.detach()), norm=self._norm(shape.norm),
-            head=self._linear(Weights([head.weight], [getattr(head, "bias", None)]), quantize and "int8"),
-            layer=self._layers,
+            inner=shape.inner, vocab=shape.vocab, gelu=type(shape.act).__name__ in _GELU,
+            rotary=self._rotary_width(), eps=shape.norm.eps, embed_scale=shape.embed_scale,
+            embed=None if self._embedding is None else self._keep(self._embedding.detach()),
+            norm=self._norm(shape.norm), head=self._linear(source.head, quantize and "int8"), layer=self._layers,
         )  # fmt: skip
-        self._head = head.weight.detach() if borrow else None
-        if tied and not borrow:  # the head's panels hold the embeddings; nothing else may keep them alive
-            shape.embed.weight = nn.Parameter(weight.new_zeros(0), requires_grad=False)
-            head.weight = shape.embed.weight
+        self._head = source.head.weights[0].detach() if borrow else None
+        if not borrow:
+            source.drop_ends()
         self._scratch = torch.zeros(0, dtype=torch.uint8)
-        self._dtype = weight.dtype
-        self.lanes = LaneCache(count, shape.kv_heads, shape.dim, weight.dtype, self.device)
+        self.lanes = LaneCache(count, shape.kv_heads, shape.dim, shape.dtype, self.device)
 
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
@@ -157,7 +151,7 @@ class NativeModel:
             self.lanes.reserve(segment.lane, segment.start, segment.rows)
         count, wanted, store = step.offsets[-1], rows.shape[0], self.lanes.store
         logits = torch.empty((wanted, self.vocab_size))
-        features = torch.empty((count, len(taps), self._shape.hidden), dtype=self._dtype) if taps else None
+        features = torch.empty((count, len(taps), self._shape.hidden), dtype=self._shape.dtype) if taps else None
         cos_sin, angle = self._rotary(step)
         told = array("q", [*_parents(step), *step.offsets, *taps, *angle])
         parent = told.buffer_info()[0]
@@ -175,7 +169,8 @@ class NativeModel:
         )  # fmt: skip
         room = self._library.scratch_bytes(ctypes.byref(self._model), ctypes.byref(now)) + 64
         if room > self._scratch.shape[0]:
-            self._scratch = torch.empty(room, dtype=torch.uint8)
+            # Pages of its own, with room to spare: an allocator keeps what a buffer of 8 MB leaves when it grows.
+            self._scratch = Pages((2 * room,), torch.uint8).tensor
         now.scratch = -(-self._scratch.data_ptr() // 64) * 64
         self._library.run_pass(ctypes.byref(self._model), ctypes.byref(now))
         if self._shape.softcap is not None:
@@ -189,16 +184,18 @@ class NativeModel:
         """What draft heads share with this model: copies, unpacked for whoever asks."""
         if self._quantize is not None:
             raise ModelError("the target's weights are quantised; draft heads need them as they are.")
-        own = self._shape.embed.weight
+        own = self._embedding
         if self._head is not None:
             whole = self._head
-            return Ends(own, self._shape.norm.weight, pack([whole], [None]), lambda: whole)
+            return Ends(
+                whole if own is None else own, self._shape.norm.weight, pack([whole], [None]), lambda: whole
+            )
         units = self._model.head.units
         count = -(-self.vocab_size // _LANES) * units * _LANES
         panels = next(t for t in self._kept if t.data_ptr() == self._model.head.w)
         rows = panels.view(-1, units, _LANES).transpose(1, 2).reshape(count // units, units)
-        head = rows.view(self._dtype)[: self.vocab_size]
-        return Ends(own if len(own) else head, self._shape.norm.weight, pack([head], [None]), lambda: head)
+        head = rows.view(self._shape.dtype)[: self.vocab_size]
+        return Ends(head if own is None else own, self._shape.norm.weight, pack([head], [None]), lambda: head)
 
     def first_layers(self, count: int) -> NativeModel:
         """The first `count` layers, the final norm and the head, on the same weights, with lanes of its own."""
@@ -206,14 +203,14 @@ class NativeModel:
         early._model = _Model.from_buffer_copy(self._model)
         early._model.layers = count
         early._scratch = torch.zeros(0, dtype=torch.uint8)
-        early.lanes = LaneCache(count, shape.kv_heads, shape.dim, self._dtype, self.device)
+        early.lanes = LaneCache(count, shape.kv_heads, shape.dim, self._shape.dtype, self.device)
         return early
 
-    def _layer(self, parts: Parts[Weights], inner: int) -> Any:
+    def _layer(self, parts: Parts[Weights]) -> Any:
         return _Layer(
             qkv=self._linear(parts.qkv, self._quantize),
             o=self._linear(parts.out, self._quantize),
-            gate_up=self._linear(parts.gate_up, self._quantize, gated=inner),
+            gate_up=self._linear(parts.gate_up, self._quantize, gated=self._shape.inner),
             down=self._linear(parts.down, self._quantize),
             before_attention=self._norm(parts.before_attention),
             after_attention=self._norm(parts.after_attention),
@@ -242,23 +239,25 @@ class NativeModel:
         """
         if self._borrow:
             return self._plain(maps, gated)
-        weight, bias = maps.stacked()
+        dtype = self._shape.dtype
+        weight, bias = maps.stacked(dtype)
         if gated:
-            weight, bias = _in_turn(weight, gated), None if bias is None else _in_turn(bias, gated)
-        out = len(weight)
-        if out % _LANES:
-            weight = nn.functional.pad(weight, (0, 0, 0, _LANES - out % _LANES))
-        units = weight.contiguous().view(torch.int32)
-        bias_at = None if bias is None else self._keep(bias.detach().float())
+            weight, bias = _in_turn(weight.to(dtype), gated), None if bias is None else _in_turn(bias, gated)
+        out, inputs = weight.shape
+        units = inputs * dtype.itemsize // 4
+        bias_at = None if bias is None else self._keep(bias.float())
         if quantize is not None:
-            small = fewer.panels(quantize, weight)
+            small = fewer.panels(quantize, _whole_panels(weight.to(dtype)))
             codes = self._arena.take(small.codes.numel() // 4)
             codes.copy_(small.codes.view(-1).view(torch.int32))
             scale = None if small.scale is None else self._keep(small.scale)
-            return _Linear(self._keep(codes), bias_at, scale, units.shape[1], out, small.bits, small.top)
-        panels = self._arena.take(units.numel()).view(-1, units.shape[1], _LANES)
-        panels.copy_(units.view(-1, _LANES, units.shape[1]).transpose(1, 2))
-        return _Linear(self._keep(panels), bias_at, None, units.shape[1], out, 0, 0.0)
+            return _Linear(self._keep(codes), bias_at, scale, units, out, small.bits, small.top)
+        panels = self._arena.take(-(-out // _LANES) * _LANES * units).view(-1, units, _LANES)
+        for start in range(0, out, _SLICE):
+            rows = _whole_panels(weight[start : start + _SLICE].to(dtype)).view(torch.int32)
+            first = start // _LANES
+            panels[first : first + len(rows) // _LANES] = rows.view(-1, _LANES, units).transpose(1, 2)
+        return _Linear(self._keep(panels), bias_at, None, units, out, 0, 0.0)
 
     def _plain(self, maps: Weights, gated: int) -> Any:
         """Weights where they lie."""
@@ -266,7 +265,7 @@ class NativeModel:
         if gated and len(found) == 1:
             found = [found[0][:gated], found[0][gated:]]
         self._kept += found
-        _, bias = Weights(found[:1], maps.biases).stacked()
+        _, bias = Weights(found[:1], maps.biases).stacked(self._shape.dtype)
         if gated and bias is not None:
             bias = _in_turn(bias, gated)
         ends = list(accumulate(len(w) for w in found))
@@ -309,6 +308,16 @@ def _parents(step: Step) -> list[int]:
         parents += [-1] * len(segment.certain)
         parents += [root if parent == ROOT else root + 1 + parent for parent in segment.draft.parents]
     return parents
+
+
+def _opened(source: nn.Module | Source) -> Source:
+    return Modules(source) if isinstance(source, nn.Module) else source
+
+
+def _whole_panels(weight: Tensor) -> Tensor:
+    """[out, in] in one piece, `out` filled up to whole panels."""
+    missing = -len(weight) % _LANES
+    return (nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight).contiguous()
 
 
 def _in_turn(stacked: Tensor, inner: int) -> Tensor:
