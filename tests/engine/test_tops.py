@@ -18,10 +18,10 @@ from sooner.native import law as native
 
 def both(logits: torch.Tensor, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tops, Tops]:
     step = pack([Segment(0, 0, (1,), chain([2] * (len(logits) - 1)))])
-    (ours,) = tops(logits, step, count)
+    (ours,) = tops(logits, step, count)()
     with monkeypatch.context() as patch:
         patch.setattr(native, "serves", lambda logits: False)
-        (theirs,) = tops(logits, step, count)
+        (theirs,) = tops(logits, step, count)()
     assert ours is not None
     assert theirs is not None
     return ours, theirs

@@ -13,6 +13,7 @@ import torch
 from sooner.core.step import Segment, pack
 from sooner.core.tree import EMPTY, Draft, chain
 from sooner.model import attention
+from sooner.model.frame import Tiles
 from sooner.model.lanes import LaneCache
 
 HEADS, KV_HEADS, WIDTH, DRAWS = 9, 3, 64, 200
@@ -38,7 +39,7 @@ def root_row(length: int, draft: Draft, seed: int) -> torch.Tensor:
     cache.settle(lane, [0] * (length - 1))
     segment = Segment(lane, length - 1, (0,), draft)
     rows = slice(length - 1, length - 1 + segment.rows)
-    plan = attention.plan(pack([segment]), cache)
+    plan = attention.plan(pack([segment]), cache, (), Tiles(least=1))
     return attention.attend(plan, 0, query[:, rows], keys[:, rows], values[:, rows], scale=WIDTH**-0.5)[0]
 
 

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from sooner.core.host import sent
 from sooner.native import law as native
 
 Processor = Callable[[Sequence[int], Tensor], Tensor]
@@ -120,7 +121,7 @@ def apply(logits: Tensor, one: Edit) -> None:
     params = one.params
     if params.allowed is not None:
         kept = torch.full_like(rows[0], -torch.inf)
-        kept[list(params.allowed)] = 0
+        kept[sent(params.allowed, torch.int64, rows.device)] = 0
         rows += kept
     known, banned = _known(one) if params.counts else None, _banned(one)
     if params.bias or known or banned:
@@ -178,24 +179,24 @@ def _edit(
     """native.edit in operations on tensors, for other types and devices, and its oracle."""
     if bias:
         ids, more = zip(*bias, strict=True)
-        rows[:, list(ids)] += rows.new_tensor(more)
+        rows[:, sent(ids, torch.int64, rows.device)] += sent(more, rows.dtype, rows.device)
     if known is not None:
         _penalise(rows, known)
     if banned:
-        where = torch.tensor(banned, device=rows.device)
+        where = sent(banned, torch.int64, rows.device)
         rows[where[:, 0], where[:, 1]] = -torch.inf
 
 
 def _penalise(rows: Tensor, known: native.Penalties) -> None:
     """Penalties of every row over past and own path; only ids that occur are touched."""
     past = len(known.ids)
-    ids = torch.tensor([*known.ids, *known.fresh], dtype=torch.int64, device=rows.device)
+    ids = sent([*known.ids, *known.fresh], torch.int64, rows.device)
     counts = rows.new_zeros((len(rows), len(ids)))
-    counts[:, :past] = rows.new_tensor(known.counts.tolist())
+    counts[:, :past] = sent(known.counts.tolist(), rows.dtype, rows.device)
     here = torch.zeros_like(counts, dtype=torch.bool)
     here[:, :past] = True
     if known.pairs:
-        where = torch.tensor(known.pairs, device=rows.device).T
+        where = sent(known.pairs, torch.int64, rows.device).T
         counts.index_put_((where[0], where[1]), counts.new_ones(()), accumulate=True)
         here[where[0], where[1]] = True
     scores = rows[:, ids]

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from sooner.core import noise
 from sooner.core.edit import Edit, LawParams, edit
+from sooner.core.host import fetched, sent
 from sooner.native import law as native
 
 _SELECTED = (64, 512, 4096)  # candidates looked at before all V are; a row goes on only if it needs more
@@ -64,7 +65,7 @@ class Flat:
 
     def draw(self, key: int, struck: Sequence[int] = ()) -> int:
         """As of Few."""
-        if self.norm is not None and not struck:
+        if self.norm is not None and not struck and native.serves(self.logits):
             temperature = _bounded(self.params.temperature)
             return native.race_logits(self.logits, self.row, self.norm[0], temperature, key)
         probs = self.probs()
@@ -136,9 +137,7 @@ def law(
     if native.serves(logits):
         best, broken, ids, mass, norms = native.shape(logits, [f for _, f in kinds], few)
     else:
-        top, at = logits.max(dim=-1)
-        best, broken = at.tolist(), (~torch.isfinite(top)).tolist()
-        ids, mass = _few(_scaled(logits, few, params), [params[r] for r in few])
+        best, broken, ids, mass, norms = _shape(logits, params, few, wide)
     flat = tuple(Flat(logits, r, params[r], norms[r] if params[r].typical_p == 1 else None) for r in wide)
     place: list[tuple[str, int]] = [("greedy", -1)] * len(params)
     for kind, rows in (("few", few), ("wide", wide)):
@@ -152,6 +151,22 @@ def _greedy(firsts: Sequence[tuple[int, float]], logits: Tensor) -> Law:
     ids = [0 if odd else token for (token, _), odd in zip(firsts, broken, strict=True)]
     place = (("greedy", -1),) * len(firsts)
     return Law(ids, broken, *native.NOTHING, (), place, logits.shape[-1])
+
+
+def _shape(
+    logits: Tensor, params: Sequence[LawParams], few: Sequence[int], wide: Sequence[int]
+) -> tuple[list[int], list[bool], Tensor, Tensor, list[tuple[float, float] | None]]:
+    """native.shape in operations on tensors, for other types and devices, and its oracle. The host waits for the
+    device once, unless a row needs more candidates than are looked at first; what comes back lies on the host."""
+    top, at = logits.max(dim=-1)
+    sums = _scaled(logits, wide, params).exp().sum(-1, dtype=torch.float64)
+    scores = _scaled(logits, few, params)
+    ids, mass, (at, top, sums) = _few(scores, [params[r] for r in few], (at, top, sums))
+    highest: list[float] = top.tolist()
+    norms: list[tuple[float, float] | None] = [None] * len(params)
+    for r, total in zip(wide, sums.tolist(), strict=True):
+        norms[r] = (highest[r], total)
+    return at.tolist(), [not math.isfinite(value) for value in highest], ids, mass, norms
 
 
 def _kind(params: LawParams) -> str:
@@ -183,10 +198,10 @@ def log_probs(logits: Tensor) -> Tensor:
 
 def _scaled(logits: Tensor, rows: Sequence[int], params: Sequence[LawParams]) -> Tensor:
     """Logits of the given rows over their temperatures, highest 0, so that tiny temperatures stay finite."""
-    chosen = logits if len(rows) == len(logits) else logits[list(rows)]
     if not len(rows):
-        return chosen
-    temperature = chosen.new_tensor([_bounded(params[r].temperature) for r in rows])[:, None]
+        return logits[:0]
+    chosen = logits if len(rows) == len(logits) else logits[sent(rows, torch.int64, logits.device)]
+    temperature = sent([_bounded(params[r].temperature) for r in rows], chosen.dtype, chosen.device)[:, None]
     return (chosen - chosen.amax(-1, keepdim=True)) / temperature
 
 
@@ -211,8 +226,8 @@ def _filtered(scores: Tensor, params: LawParams) -> Tensor:
     plain = params.without_typical()
     if not plain.truncated:
         return scores.softmax(dim=-1)
-    ids, mass = _few(scores[None], [plain])
-    return torch.zeros_like(scores).scatter_add_(0, ids[0], mass[0])
+    ids, mass, _ = _few(scores[None], [plain])
+    return torch.zeros_like(scores).scatter_add_(0, ids[0].to(scores.device), mass[0].to(scores.device))
 
 
 def _typical(probs: Tensor, mass: float) -> Tensor:
@@ -227,26 +242,33 @@ def _typical(probs: Tensor, mass: float) -> Tensor:
     return kept / kept.sum()
 
 
-def _few(scores: Tensor, params: Sequence[LawParams]) -> tuple[Tensor, Tensor]:
-    """Candidates and probabilities of truncated rows, [s, K] each, K as small as the widest row allows."""
+def _few(
+    scores: Tensor, params: Sequence[LawParams], along: Sequence[Tensor] = ()
+) -> tuple[Tensor, Tensor, Sequence[Tensor]]:
+    """Candidates and probabilities of truncated rows, [s, K] each, K as small as the widest row allows; and what
+    is wanted along with them. All on the host."""
     rows, vocab = scores.shape
+    if not rows:
+        return torch.zeros((0, 0), dtype=torch.int64), torch.zeros((0, 0), dtype=scores.dtype), fetched(*along)
     total = _log_mass(scores) if any(p.top_k == 0 for p in params) else None
     found: dict[int, tuple[Tensor, Tensor]] = {}
     left = list(range(rows))
     for count in (*(c for c in _SELECTED if c < vocab), vocab):
         if not left:
             break
-        chosen = scores if len(left) == rows else scores[left]
-        values, ids = _ordered(chosen, count)
-        mass, enough = _kept(
-            values, [params[r] for r in left], None if total is None else total[left], count == vocab
+        here = slice(None) if len(left) == rows else sent(left, torch.int64, scores.device)
+        values, ids = _ordered(scores[here], count)
+        mass, last = _kept(
+            values, [params[r] for r in left], None if total is None else total[here], count == vocab
         )
+        ids, mass, last, *along = fetched(ids, mass, last, *along)
+        enough: list[bool] = last.tolist()
         for i, r in enumerate(left):
             if enough[i]:
                 found[r] = (ids[i], mass[i])
         left = [r for i, r in enumerate(left) if not enough[i]]
     ordered = [found[r] for r in range(rows)]
-    return _stack([ids for ids, _ in ordered], torch.int64), _stack([mass for _, mass in ordered], scores.dtype)
+    return _stack([ids for ids, _ in ordered]), _stack([mass for _, mass in ordered]), along
 
 
 def _log_mass(scores: Tensor) -> Tensor:
@@ -255,10 +277,8 @@ def _log_mass(scores: Tensor) -> Tensor:
     return scores.amax(-1, keepdim=True) - scores.log_softmax(dim=-1).amax(-1, keepdim=True)
 
 
-def _stack(rows: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+def _stack(rows: Sequence[Tensor]) -> Tensor:
     """Rows of different lengths, padded with 0."""
-    if not rows:
-        return torch.zeros((0, 0), dtype=dtype)
     return torch.nn.utils.rnn.pad_sequence(list(rows), batch_first=True)
 
 
@@ -272,26 +292,27 @@ def _ordered(scores: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 def _kept(
     values: Tensor, params: Sequence[LawParams], total: Tensor | None, everything: bool
-) -> tuple[Tensor, list[bool]]:
-    """Probabilities of the candidates that survive, and for each row whether these are all survivors.
+) -> tuple[Tensor, Tensor]:
+    """Probabilities of the candidates that survive, and for each row, bool [s], whether these are all survivors.
 
     Survivors are a beginning of each row. Equals of the k-th score survive top-k; among equals at the edge
     of the nucleus the higher ids survive. Both are what transformers' filters do.
     """
     places = torch.arange(values.shape[-1], device=values.device)
-    counts = torch.tensor([p.top_k or len(places) for p in params], device=values.device)[:, None]
+    told = sent([(p.top_k, p.top_p, p.min_p) for p in params], torch.float64, values.device)[:, :, None]
+    limited, counts = told[:, 0] > 0, told[:, 0].long()
+    counts = torch.where(limited, counts, len(places))
     kth = values.gather(-1, (counts - 1).clamp(max=len(places) - 1))
     keep = (values >= kth) | (counts > len(places))
     inside = values.masked_fill(~keep, -torch.inf)
     whole = _log_mass(inside)
-    limited = torch.tensor([p.top_k > 0 for p in params], device=values.device)[:, None]
     probs = (inside - (whole if total is None else torch.where(limited, whole, total))).exp()
-    mass = values.new_tensor([p.top_p for p in params])[:, None]
+    mass = told[:, 1].to(values.dtype)
     # The likeliest id always stays, and top_p = 1 cuts nothing, however the sums are rounded.
     keep &= (probs.cumsum(-1) - probs < mass) | (places == 0) | (mass == 1)
-    keep &= probs >= values.new_tensor([p.min_p for p in params])[:, None] * probs[:, :1]
+    keep &= probs >= told[:, 2].to(values.dtype) * probs[:, :1]
     # If the last candidate fell out, so did all that are less likely; equals of it might not have.
     last, edge = values[:, -1:], values.gather(-1, (keep.sum(-1, keepdim=True) - 1).clamp(min=0))
     enough = ~keep[:, -1:] & (last < edge) & ((counts <= len(places)) | ~limited)
     probs = values.masked_fill(~keep, -torch.inf).softmax(dim=-1)
-    return probs, [everything] * len(params) if everything else enough[:, 0].tolist()
+    return probs, enough[:, 0] | everything

@@ -111,7 +111,9 @@ def _together(law: Law, rows: Sequence[int], draft: Draft) -> tuple[Tensor, Draf
     laws = mass.new_zeros((len(index), len(names)))
     laws.scatter_add_(1, torch.searchsorted(names, ids), mass)
     columns = tuple(torch.searchsorted(names, tokens).tolist())
-    probs = None if draft.probs is None else draft.probs[:, names]
+    probs = draft.probs
+    if probs is not None:  # laws of few candidates lie on the host
+        probs = probs[:, names.to(probs.device)].to(mass.device)
     return laws, replace(draft, tokens=columns, probs=probs), names
 
 

@@ -163,11 +163,11 @@ class Engine:
         out = self.model.forward(step, rows=step.law_rows, taps=self.guard.drafter.taps)
         clock.pass_s = clock.lap()
         requests = [share.request for share in shares]
-        keep = self._tops > 0 or any(r.watch is not None and r.watch.wants_logits for r in requests)
-        best = tops(out.logits, step, self._tops)
+        keep = any(r.watch is not None and r.watch.wants_logits for r in requests)
+        best = tops(out.logits, step, self._tops)  # before laws edit the logits
         judged = judge(requests, step, out.logits, keep=keep, firsts=firsts(best, out.logits))
         clock.judge_s = clock.lap()
-        events, outcomes = self._apply(shares, step, judged, out.features, best, clock)
+        events, outcomes = self._apply(shares, step, judged, out.features, best(), clock)
         clock.lap()
         self.guard.observe(outcomes)
         clock.draft_s += clock.lap()

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sooner.core.edit import Edit, LawParams, Past, apply, widened
+from sooner.core.host import sent
 from sooner.core.law import Law, law, log_probs
 from sooner.core.rules import Verdict
 from sooner.core.step import Segment, Step
@@ -48,7 +49,7 @@ class Judged:
         rows = [first, *(first + 1 + node for node in verdict.path)][:taken]
         tokens = request.tokens[-taken:]
         if request.params.logprobs_mode == "raw" or self.laws is None:
-            logs = log_probs(self.logits[rows])
+            logs = log_probs(self.logits[sent(rows, torch.int64, self.logits.device)])
         else:
             logs = torch.stack([_processed(self.laws, self.shaped, r) for r in rows])
         return report(logs, tokens, request.params.logprobs)

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from sooner.core.host import coming
 from sooner.core.step import Step
 from sooner.draft.protocol import Tops
 from sooner.native import law as native
@@ -15,16 +16,29 @@ MOST = 64
 _LANE = 1024  # the vocabulary is folded into rows of so many ids, whose maxima are found in one sweep
 
 
-def tops(logits: Tensor, step: Step, count: int) -> list[Tops | None]:
-    """For each segment of the step the `count` likeliest ids after its root and nodes; None without laws."""
+def tops(logits: Tensor, step: Step, count: int) -> Callable[[], list[Tops | None]]:
+    """For each segment of the step the `count` likeliest ids after its root and nodes; None without laws.
+
+    They are looked for at once, and had by calling what is returned: after the laws, without waiting any more.
+    """
     if not count or all(first is None for first in step.law_starts):
-        return [None] * len(step.segments)
+        return lambda: [None] * len(step.segments)
     count = min(count, logits.shape[-1])
     if native.serves(logits):
         values, ids = native.likeliest(logits, count)
-    else:
-        best = likeliest(logits, count)
-        values, ids = best[0].float().flatten().tolist(), best[1].flatten().tolist()
+        found = _split(values, ids, step, count)
+        return lambda: found
+    best = likeliest(logits, count)
+    read = coming(best[0].float(), best[1])
+
+    def split() -> list[Tops | None]:
+        values, ids = read()
+        return _split(values.flatten().tolist(), ids.flatten().tolist(), step, count)
+
+    return split
+
+
+def _split(values: Sequence[float], ids: Sequence[int], step: Step, count: int) -> list[Tops | None]:
     known = [tuple(values[at : at + count]) for at in range(0, len(values), count)]
     listed = [tuple(ids[at : at + count]) for at in range(0, len(ids), count)]
     found: list[Tops | None] = []
@@ -34,11 +48,11 @@ def tops(logits: Tensor, step: Step, count: int) -> list[Tops | None]:
     return found
 
 
-def firsts(found: Sequence[Tops | None], logits: Tensor) -> list[tuple[int, float]] | None:
+def firsts(found: Callable[[], Sequence[Tops | None]], logits: Tensor) -> list[tuple[int, float]] | None:
     """The likeliest id of every row and its logit, the lowest id among equals; None where `found` does not say."""
     if not native.serves(logits):
         return None  # torch's order of equals is its own
-    best = [(ids[0], values[0]) for of in found if of for ids, values in zip(of.ids, of.logits, strict=True)]
+    best = [(ids[0], values[0]) for of in found() if of for ids, values in zip(of.ids, of.logits, strict=True)]
     return best if len(best) == logits.shape[0] else None
 
 

@@ -2,11 +2,12 @@
 
 A row sees the settled columns of its lane, the certain tokens up to itself, and its own ancestors.
 Segments of similar height share one padded call; a long prompt chunk does not pad the decoding rows.
+Nothing here reads a number back from the device, and shapes are those of the layout alone.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -14,11 +15,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sooner.core.step import Segment, Step
-from sooner.core.tree import ancestors, is_chain
-from sooner.model.lanes import LaneCache, round_columns
-
-_ROW_GRAIN = 4  # heights are rounded up too: an odd last row goes through another bfloat16 kernel
-_SHORT = 32  # segments up to this many rows always share a group
+from sooner.core.tree import is_chain
+from sooner.model import frame
+from sooner.model.frame import WORD, Group, Layout, Tiles
+from sooner.model.lanes import LaneCache
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,29 +31,35 @@ class Visible:
 
 
 @dataclass(slots=True)
-class Group:
-    """Segments that share one attention call.
+class Places:
+    """The numbers of a group as tensors of the device; G lanes of Q rows.
 
-    lanes: a slice when they lie together (no copy of keys), else an index.
-    rows: int64 [G, Q], the step's row in each place; padding repeats a row of the step.
-    flat: places of the group in the padded layout that are real, with `owner` the rows they are; slices
-        where they lie together (a single request), else int64.
+    index: its lanes, int64 [G], where they are no slice. rows: [G * Q], the row of the pass in each place.
+    start: [G, 1], the first column of the segment. first: [G, 1], that of its first node. limit: [G, Q, 1], a row
+    sees all columns below. position: [G, Q]. above: [G, Q, words], the nodes a row sees as well.
     """
 
-    lanes: slice | Tensor
+    group: Group
+    index: Tensor
     rows: Tensor
-    flat: slice | Tensor
-    owner: slice | Tensor
-    visible: Visible
+    start: Tensor
+    first: Tensor
+    limit: Tensor
+    position: Tensor
+    above: Tensor
+    mask: Tensor | None = None
     biases: dict[tuple[int | None, int, torch.dtype], Tensor] = field(default_factory=dict)
 
+    @property
+    def lanes(self) -> slice | Tensor:
+        return self.index if self.group.lanes is None else slice(*self.group.lanes)
+
     def bias(self, window: int | None, repeat: int, dtype: torch.dtype) -> Tensor:
-        """Additive mask [G, 1, repeat * Q, C], made once a step for each kind of layer."""
+        """Additive mask [G, 1, repeat * Q, C], made once a pass for each kind of layer."""
         wanted = (window, repeat, dtype)
         if wanted not in self.biases:
-            mask = self.visible.mask
-            if window is not None:
-                mask = mask & (self.visible.distance < window)
+            self.mask = seen(self) if self.mask is None else self.mask
+            mask = self.mask if window is None else self.mask & (distance(self) < window)
             bias = torch.zeros(mask.shape, dtype=dtype, device=mask.device).masked_fill_(~mask, -torch.inf)
             self.biases[wanted] = bias.repeat(1, repeat, 1)[:, None]
         return self.biases[wanted]
@@ -61,101 +67,85 @@ class Group:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """Everything the attention layers of one pass need; built once, before the first layer.
+    """A frame as tensors of the device, and the keys and values it is about.
 
-    rows: how many rows the step has. lanes, columns: where each row's keys and values go, int64 [N].
+    lanes, columns: where each row's keys and values go, int64 [N]. wanted: rows whose logits are asked for.
+    place: the place of each row in the groups, one after another; unused where the layout is direct.
     """
 
-    cache: LaneCache
-    rows: int
+    layout: Layout
+    store: Tensor
+    tokens: Tensor
+    positions: Tensor
     lanes: Tensor
     columns: Tensor
-    groups: tuple[Group, ...]
+    place: Tensor
+    wanted: Tensor
+    groups: tuple[Places, ...]
 
 
-def plan(step: Step, cache: LaneCache) -> Plan:
-    """Reserve the step's columns and work out masks and groups, on the cache's device."""
-    for segment in step.segments:
-        cache.reserve(segment.lane, segment.start, segment.rows)
-    device = cache.store.device
-    groups = tuple(
-        _group([step.segments[s] for s in members], [step.offsets[s] for s in members], cache)
-        for members in _similar(step)
+def spread(layout: Layout, numbers: Tensor, store: Tensor) -> Plan:
+    """Views of `numbers`, on the device of the store. Nothing is read back."""
+    parts = iter(torch.split(numbers, layout.sizes))
+    tokens, positions, lanes, columns, place, wanted = (next(parts) for _ in range(6))
+    groups = []
+    for group in layout.groups:
+        index, rows, start, first, limit, position, above = (next(parts) for _ in range(7))
+        groups.append(_places(group, index, rows, start, first, limit, position, above))
+    return Plan(layout, store, tokens, positions, lanes, columns, place, wanted, tuple(groups))
+
+
+def plan(step: Step, cache: LaneCache, wanted: Sequence[int], tiles: Tiles) -> Plan:
+    """Reserve the step's columns and lay the pass out on the cache's device."""
+    made = frame.frame(step, cache, wanted, tiles)
+    return spread(made.layout, made.numbers.to(cache.store.device), cache.store)
+
+
+def visible(segments: Sequence[Segment], height: int, columns: int) -> Visible:
+    """Masks of segments padded to `height` rows, over `columns` columns; CPU tensors. Rows beyond the last are
+    that row once more."""
+    nodes = [len(s.draft) for s in segments if not is_chain(s.draft.parents)]
+    group = Group(
+        (0, len(segments)), len(segments), height, columns, -(-max(nodes, default=0) // WORD), gathered=False
     )
-    return Plan(cache, len(step.tokens), step.lanes.to(device), step.columns.to(device), groups)
+    here = _places(group, *torch.split(frame.numbers_of(segments, group), group.sizes))
+    return Visible(seen(here), distance(here))
 
 
-def visible(segments: list[Segment], height: int, columns: int) -> Visible:
-    """Masks of segments padded to `height` rows, over `columns` columns; CPU tensors.
-
-    A padding row sees column 0 alone: its result is thrown away, but must not be NaN.
-    """
-    mask = torch.zeros((len(segments), height, columns), dtype=torch.bool)
-    distance = torch.zeros((len(segments), height, columns), dtype=torch.int64)
-    every = torch.arange(columns)
-    for s, segment in enumerate(segments):
-        own = torch.arange(segment.start, segment.start + segment.rows)
-        mask[s, : segment.rows] = every <= own[:, None]
-        distance[s, : segment.rows] = own[:, None] - every
-        if not is_chain(segment.draft.parents):
-            _tree(mask[s], distance[s], segment)
-        mask[s, segment.rows :, 0] = True
-    return Visible(mask, distance)
+def _places(
+    group: Group, index: Tensor, rows: Tensor, start: Tensor, first: Tensor, limit: Tensor, position: Tensor,
+    above: Tensor,
+) -> Places:  # fmt: skip
+    grid = (group.places, group.height)
+    return Places(
+        group, index, rows, start[:, None], first[:, None], limit.view(*grid, 1), position.view(grid),
+        above.view(*grid, group.words),
+    )  # fmt: skip
 
 
-def _tree(mask: Tensor, distance: Tensor, segment: Segment) -> None:
-    """Rewrite the rows of a tree's nodes: their columns are not their positions."""
-    above = ancestors(segment.draft.parents)
-    depth = above.sum(-1)
-    certain, total = len(segment.certain), segment.rows
-    first = segment.start + certain
-    mask[certain:total, first : first + len(above)] = above
-    position = segment.root + depth
-    distance[certain:total, :first] = position[:, None] - torch.arange(first)
-    distance[certain:total, first : first + len(above)] = position[:, None] - position
+def seen(here: Places) -> Tensor:
+    """bool [G, Q, C]: the columns below a row's limit, and those of the nodes above it."""
+    group = here.group
+    columns = torch.arange(group.columns, device=here.limit.device)
+    mask = columns < here.limit
+    if not group.words:
+        return mask
+    node = columns - here.first  # [G, C]
+    inside = (node >= 0) & (node < WORD * group.words)
+    node = node.clamp(0, WORD * group.words - 1)
+    bits = here.above
+    if group.words > 1:
+        bits = bits.gather(2, (node // WORD)[:, None].expand(-1, group.height, -1))
+    return mask | ((bits >> (node % WORD)[:, None] & 1).bool() & inside[:, None])
 
 
-def _similar(step: Step) -> Iterable[list[int]]:
-    """Segments grouped by height: the short ones together, long ones with those within a factor of two."""
-    groups: dict[int, list[int]] = {}
-    for s, segment in enumerate(step.segments):
-        groups.setdefault(max(segment.rows, _SHORT).bit_length(), []).append(s)
-    return groups.values()
-
-
-def _group(segments: list[Segment], offsets: list[int], cache: LaneCache) -> Group:
-    by_lane = {segment.lane: (segment, offset) for segment, offset in zip(segments, offsets, strict=True)}
-    low, high = min(by_lane), max(by_lane) + 1
-    together = high - low <= 2 * len(by_lane)
-    height = -(-max(segment.rows for segment in segments) // _ROW_GRAIN) * _ROW_GRAIN
-    columns = round_columns(max(segment.start + segment.rows for segment in segments))
-    places = list(range(low, high)) if together else sorted(by_lane)
-    idle = Segment(lane=0, start=0, certain=(0,), law=False)  # a lane in the slice that is not in the group
-    chosen = [by_lane.get(lane, (idle, -1)) for lane in places]
-    rows = torch.zeros((len(places), height), dtype=torch.int64)
-    flat: list[int] = []
-    owner: list[int] = []
-    for g, (segment, offset) in enumerate(chosen):
-        if offset >= 0:
-            rows[g, : segment.rows] = torch.arange(offset, offset + segment.rows)
-            flat += range(g * height, g * height + segment.rows)
-            owner += range(offset, offset + segment.rows)
-    seen = visible([segment for segment, _ in chosen], height, columns)
-    device = cache.store.device
-    return Group(
-        slice(low, high) if together else torch.tensor(places, device=device),
-        rows.to(device),
-        _compact(flat, device),
-        _compact(owner, device),
-        Visible(seen.mask.to(device), seen.distance.to(device)),
-    )
-
-
-def _compact(places: list[int], device: torch.device) -> slice | Tensor:
-    """Places as a slice where they are one run: a view then, not a copy."""
-    if places == list(range(places[0], places[0] + len(places))):
-        return slice(places[0], places[0] + len(places))
-    return torch.tensor(places, device=device)
+def distance(here: Places) -> Tensor:
+    """int64 [G, Q, C]: a column's position is its number, but for those of the segment's own rows."""
+    columns = torch.arange(here.group.columns, device=here.limit.device)
+    own = columns - here.start
+    inside = (own >= 0) & (own < here.group.height)
+    at = torch.where(inside, here.position.gather(1, own.clamp(0, here.group.height - 1)), columns)
+    return here.position[:, :, None] - at[:, None]
 
 
 def attend(
@@ -169,22 +159,21 @@ def attend(
     window: int | None = None,
     softcap: float | None = None,
 ) -> Tensor:
-    """Write the step's keys and values into their columns, then attend over the lanes.
+    """Write the rows' keys and values into their columns, then attend over the lanes.
 
-    query [H, N, D]; key, value [KV, N, D] with H a multiple of KV; returns [N, H, D]. Rows from
-    now.rows on are padding: nothing is stored for them and their result is zero.
+    query [H, N, D]; key, value [KV, N, D] with H a multiple of KV; returns [N, H, D].
     """
-    keys, values = now.cache.store[layer, 0], now.cache.store[layer, 1]
-    keys[now.lanes, :, now.columns] = key[:, : now.rows].transpose(0, 1).to(keys.dtype)
-    values[now.lanes, :, now.columns] = value[:, : now.rows].transpose(0, 1).to(values.dtype)
-    out = query.new_zeros((query.shape[1], query.shape[0], value.shape[-1]))
-    for group in now.groups:
-        out[group.owner] = _attend_group(group, query, keys, values, scale, window, softcap)
-    return out
+    keys, values = now.store[layer, 0], now.store[layer, 1]
+    keys[now.lanes, :, now.columns] = key.transpose(0, 1).to(keys.dtype)
+    values[now.lanes, :, now.columns] = value.transpose(0, 1).to(values.dtype)
+    found = [_attend_group(group, query, keys, values, scale, window, softcap) for group in now.groups]
+    if now.layout.direct:
+        return found[0][: now.layout.rows]
+    return (found[0] if len(found) == 1 else torch.cat(found))[now.place]
 
 
 def _attend_group(
-    group: Group,
+    here: Places,
     query: Tensor,
     keys: Tensor,
     values: Tensor,
@@ -192,22 +181,22 @@ def _attend_group(
     window: int | None,
     softcap: float | None,
 ) -> Tensor:
-    """Result of the group's real rows, [len(owner), H, D].
+    """Result of every place of the group, [places * height, H, D].
 
     The heads that share a key head are laid out as more rows of it, so keys are read once.
     """
     heads, kv_heads = query.shape[0], keys.shape[1]
     share = heads // kv_heads
-    places, height = group.rows.shape
-    columns = group.visible.mask.shape[-1]
-    k, v = keys[group.lanes, :, :columns], values[group.lanes, :, :columns]
-    q = query[:, group.rows.reshape(-1)].view(kv_heads, share, places, height, -1)
+    places, height, columns = here.group.places, here.group.height, here.group.columns
+    k, v = keys[here.lanes, :, :columns], values[here.lanes, :, :columns]
+    q = query[:, here.rows] if here.group.gathered else query
+    q = q.view(kv_heads, share, places, height, -1)
     q = q.permute(2, 0, 1, 3, 4).reshape(places, kv_heads, share * height, -1)
-    bias = group.bias(window, share, q.dtype)
+    bias = here.bias(window, share, q.dtype)
     if softcap is None:
         out = scaled_dot_product_attention(q, k, v, attn_mask=bias, scale=scale)
     else:
         scores = softcap * torch.tanh((q @ k.transpose(-1, -2)).float() * scale / softcap)
         out = (scores + bias).softmax(dim=-1).to(v.dtype) @ v
     out = out.view(places, kv_heads, share, height, -1).permute(0, 3, 1, 2, 4)
-    return out.reshape(places * height, heads, -1)[group.flat]
+    return out.reshape(places * height, heads, -1)

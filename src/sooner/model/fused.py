@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -17,16 +17,19 @@ from torch import Tensor
 
 from sooner.core.step import Step
 from sooner.errors import ModelError
-from sooner.model import attention
+from sooner.model import attention, frame
 from sooner.model.decoder import Modules, Norm, Parts, Weights
-from sooner.model.hf import context_limit, pad_rows
+from sooner.model.frame import Tiles
+from sooner.model.graphs import Graphs, Recorder, graphs_for
+from sooner.model.hf import context_limit
 from sooner.model.lanes import LaneCache, staged_parents
 from sooner.model.linear import Dense, Linear, pack
 from sooner.model.protocol import Ends, Output
 
 # A single bfloat16 row is rounded otherwise than several (see Linear), and packed products of one to three
 # rows take longer than of four (measured: 31 ms a pass against 26 ms).
-_LEAST_ROWS = 4
+_EXACT = Tiles(least=4)
+COARSE = Tiles(least=8, coarse=True)
 
 
 Block = Parts[Linear]
@@ -36,9 +39,17 @@ class FusedModel:
     """A Model for the families in FAMILIES. `module` is emptied: its weights move here, layer by layer.
 
     quantize: "int8", or "int4" for all but the LM head, which int4 would cost most and stays at int8.
+    tiles, recorder: what passes are padded to and recorded with; those of the device by default.
     """
 
-    def __init__(self, module: Any, quantize: str | None = None) -> None:
+    def __init__(
+        self,
+        module: Any,
+        quantize: str | None = None,
+        *,
+        tiles: Tiles | None = None,
+        recorder: Callable[[], Recorder] | None = None,
+    ) -> None:
         source = Modules(module)
         self._shape, self._embed = source.shape, source.embed
         shape = source.shape
@@ -53,29 +64,41 @@ class FusedModel:
         self._tied = source.tied
         self._turned = {block.rotary for block in self._blocks if block.rotary is not None}
         self.lanes = LaneCache(shape.layers, shape.kv_heads, shape.dim, shape.dtype, self.device)
+        self._tiles = tiles or (_EXACT if self.device.type == "cpu" else COARSE)
+        self._recorder = recorder or graphs_for(self.device)
+        self._passes = Graphs(self._recorder)
 
     @torch.no_grad()
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
-        now = attention.plan(step, self.lanes)
-        count = len(step.tokens)
-        x = self._embed(pad_rows(step.tokens, _LEAST_ROWS).to(self.device))
-        tables = self._tables(x, pad_rows(step.positions, _LEAST_ROWS).to(self.device))
-        seen: dict[int, Tensor] = {}
-        for layer, block in enumerate(self._blocks):
-            if layer in taps:
-                seen[layer] = x[:count]
-            x = self._layer(block, layer, x, now, tables)
-        if taps and len(self._blocks) in taps:
-            seen[len(self._blocks)] = self._shape.norm(x[:count])
-        wanted = pad_rows(rows, _LEAST_ROWS if len(rows) else 0).to(self.device)
-        logits = self._head(self._shape.norm(x[wanted]))[: len(rows)]
-        if self._shape.softcap is not None:
-            logits = torch.tanh(logits / self._shape.softcap) * self._shape.softcap
+        made = frame.frame(step, self.lanes, rows.tolist(), self._tiles)
+        layout, store, tapped = made.layout, self.lanes.store, tuple(taps)
+
+        def body(numbers: Tensor) -> tuple[Tensor, ...]:
+            return self._pass(attention.spread(layout, numbers, store), tapped)
+
+        logits, *features = self._passes.run((layout, tapped) if layout.small else None, store, made.numbers, body)
         for segment in step.segments:
             tokens = segment.certain + segment.draft.tokens
             self.lanes.stage(segment.lane, tokens, staged_parents(len(segment.certain), segment.draft.parents))
-        return Output(logits, torch.stack([seen[tap] for tap in taps], dim=1) if taps else None)
+        return Output(logits[: len(rows)], features[0][: len(step.tokens)] if taps else None)
+
+    def _pass(self, now: attention.Plan, taps: tuple[int, ...]) -> tuple[Tensor, ...]:
+        """Logits of the wanted rows, and features where there are taps: a function of the plan's tensors alone, of
+        shapes that its layout fixes, which reads nothing back. So a device can record it."""
+        x = self._embed(now.tokens)
+        tables = self._tables(x, now.positions)
+        seen: dict[int, Tensor] = {}
+        for layer, block in enumerate(self._blocks):
+            if layer in taps:
+                seen[layer] = x
+            x = self._layer(block, layer, x, now, tables)
+        if len(self._blocks) in taps:
+            seen[len(self._blocks)] = self._shape.norm(x)
+        logits = self._head(self._shape.norm(x[now.wanted]))
+        if self._shape.softcap is not None:
+            logits = torch.tanh(logits / self._shape.softcap) * self._shape.softcap
+        return (logits, torch.stack([seen[tap] for tap in taps], dim=1)) if taps else (logits,)
 
     def ends(self) -> Ends:
         """What draft heads share with this model."""
@@ -130,6 +153,7 @@ class FusedModel:
         early, shape = copy.copy(self), self._shape
         early._blocks = self._blocks[:count]
         early.lanes = LaneCache(count, shape.kv_heads, shape.dim, shape.dtype, self.device)
+        early._passes = Graphs(self._recorder)
         return early
 
 

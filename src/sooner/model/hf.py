@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from sooner.core.step import Step
 from sooner.errors import ModelError, unknown
 from sooner.model import attention
+from sooner.model.frame import Tiles
 from sooner.model.lanes import LaneCache, staged_parents
 from sooner.model.protocol import Ends, Output
 
@@ -61,7 +62,7 @@ FAMILIES = frozenset(
 
 # oneDNN multiplies a single bfloat16 row with another kernel than two or more, and rounds it otherwise
 # (measured: K = 1536). A pass is padded to two rows, so that a row is the same alone and in company.
-_LEAST_ROWS = 2
+_TILES = Tiles(least=2)
 
 # Keywords that reach an attention function and do not change what it has to compute.
 _HARMLESS = frozenset(
@@ -148,12 +149,6 @@ def context_limit(config: Any) -> int | None:
     return None if limit is None else int(limit)
 
 
-def pad_rows(row: Tensor, least: int) -> Tensor:
-    """At least `least` entries; the first one is repeated."""
-    missing = least - len(row)
-    return row if missing <= 0 else torch.cat([row, row[:1].expand(missing)])
-
-
 class HFModel:
     """A loaded transformers causal LM. It must have been loaded with attn_implementation="sooner".
 
@@ -184,11 +179,11 @@ class HFModel:
     @torch.no_grad()
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
         """One pass; see Model.forward."""
-        now = attention.plan(step, self.lanes)
+        now = attention.plan(step, self.lanes, (), _TILES)
         count = len(step.tokens)
         result = self._module(
-            input_ids=pad_rows(step.tokens, _LEAST_ROWS)[None].to(self.device),
-            position_ids=pad_rows(step.positions, _LEAST_ROWS)[None].to(self.device),
+            input_ids=now.tokens[None],
+            position_ids=now.positions[None],
             use_cache=False,
             logits_to_keep=rows.to(self.device),
             output_hidden_states=bool(taps),
