@@ -33,6 +33,11 @@ _READ = {
 _SIZED = {"nonzero", "masked_select", "unique", "argwhere"}  # their shape depends on numbers
 _MAKES = {"tensor", "as_tensor", "new_tensor"}
 _MIXES = {"__getitem__", "__setitem__", "copy_", "to", "empty_like"}  # take both sides, or say where to
+_PLACES = {  # what a tensor says of where it lies: on the host, on the device
+    Tensor.device.__get__: (torch.device("cpu"), CUDA),  # type: ignore[attr-defined]  # a descriptor
+    Tensor.is_cpu.__get__: (True, False),  # type: ignore[attr-defined]  # a descriptor
+    Tensor.is_cuda.__get__: (False, True),  # type: ignore[attr-defined]  # a descriptor
+}
 
 
 class OnDevice(torch.Tensor):
@@ -58,8 +63,9 @@ class PretendedGpu(TorchFunctionMode):
         kwargs = dict(kwargs or {})
         name = getattr(func, "__name__", "")
         first = args[0] if args else None
-        if func == Tensor.device.__get__:  # type: ignore[attr-defined]  # a descriptor
-            return CUDA if isinstance(first, OnDevice) else torch.device("cpu")
+        for place, answer in _PLACES.items():
+            if func == place:
+                return answer[isinstance(first, OnDevice)]
         if name == "pin_memory":
             return _plain(first).as_subclass(Pinned)
         there = tree_any(lambda x: isinstance(x, OnDevice), (args, kwargs))
