@@ -73,7 +73,7 @@ PROMPT = 1024  # tokens of a prompt at most; the end of it, where the question i
 TWICE, HOPELESS = 2.0, 0.8
 KEPT = ("plain", "adaptive")
 SLICE = 0.05  # seconds a setting runs before the next one does
-BATCHES = {1: 6, 2: 6, 4: 6, 8: 4, 16: 3, 32: 2}  # batches of a cell, by how many requests are in one
+BATCHES = {1: 4, 2: 4, 4: 3, 8: 2, 16: 2, 32: 1}  # batches of a cell, by how many requests are in one
 
 Texts = dict[tuple[int, ...], tuple[int, ...]]
 
