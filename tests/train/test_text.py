@@ -69,6 +69,14 @@ def test_a_run_goes_on_where_another_stopped(tiny: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.usefixtures("small")
+def test_a_run_that_goes_on_with_enough_text_adds_none(tiny: Path, tmp_path: Path) -> None:
+    """It added one text more each time, so a head's features were those of another text and the run was refused."""
+    held = write(tiny, tmp_path, 500)
+    before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
+    assert write(tiny, tmp_path, 500) == held
+    assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
 def test_a_target_without_a_chat_template_cannot_write_user_turns(tiny: Path, tmp_path: Path) -> None:
     llm, recorder = writer(tiny)
     llm.target.tokenizer.chat_template = None

@@ -82,6 +82,9 @@ def write(llm: LLM, recorder: Recorder, folder: Path, wanted: int, *, seed: int,
     known = shards.paths(folder)
     held = sum(shards.written(path) for path in known)
     number = int(known[-1].stem.split("-")[1]) + 1 if known else 0
+    if held >= wanted:
+        progress(held, 0)
+        return held
     start = max((shards.following(path) for path in known), default=0)
     fresh = 0
     kept: list[Text] = []
