@@ -80,8 +80,9 @@ class PretendedGpu(TorchFunctionMode):
             kwargs["device"] = torch.device("cpu")
             self.waits += [name] * (name in _MAKES)
         pinned = kwargs.pop("pin_memory", False)
-        result = func(*tree_map(_plain, args), **tree_map(_plain, kwargs))
-        if name == "copy_" and not isinstance(first, OnDevice):
+        bare = tree_map(_plain, args)
+        result = func(*bare, **tree_map(_plain, kwargs))
+        if bare and result is bare[0]:  # as x.float() of float32 is x, or an operation in place
             return first
         kind = OnDevice if there else Pinned if pinned else None
         return tree_map(lambda x: x.as_subclass(kind) if type(x) is Tensor else x, result) if kind else result

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 from random import Random
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ from sooner.model.graphs import Graphs
 from tests.model.recorders import NothingRead, Tapes
 from tests.model.test_frame import some_tree
 from tests.model.test_hf import tiny
+from tests.pretend import on_device, pretended_gpu
 
 
 @pytest.fixture(autouse=True)
@@ -100,6 +102,36 @@ def test_nothing_is_read_back_in_a_pass_that_is_not_recorded_either() -> None:
 
     model._pass = watched  # type: ignore[method-assign]
     assert model.forward(step, rows=step.law_rows, taps=(0, 3)).features is not None
+
+
+def settle_on_device(module: Any) -> None:
+    """Weights and buffers of a module lie on the pretended GPU from now on."""
+    for part in module.modules():
+        for kept in (part._parameters, part._buffers):
+            for name in [name for name, tensor in kept.items() if tensor is not None]:
+                tensor = kept.pop(name).detach()
+                object.__setattr__(part, name, on_device(tensor))
+
+
+@pytest.mark.parametrize("family", sorted(decoder.FAMILIES))
+def test_a_pass_neither_waits_for_the_device_nor_mixes_it_with_the_host(
+    family: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module, tapes = tiny(family, hf.NAME), Tapes()
+    want = fused.FusedModel(copy.deepcopy(module))
+    with pretended_gpu(monkeypatch) as gpu:
+        settle_on_device(module)
+        got = fused.FusedModel(module, recorder=tapes)
+        assert got.lanes.store.device.type == "cuda"
+        step = pack([Segment(got.lanes.open(), 0, tuple(range(9)), some_tree(Random(3), 6))])
+        gpu.waits.clear()
+        for _ in range(3):  # as it is, recorded, replayed
+            out = got.forward(step, rows=step.law_rows, taps=(0, 3))
+        assert not gpu.waits
+        assert tapes.replays == 2
+        logits = out.logits.cpu()
+    want.lanes.open()
+    torch.testing.assert_close(logits, want.forward(step, rows=step.law_rows).logits, atol=2e-5, rtol=1e-4)
 
 
 def doubled(numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:

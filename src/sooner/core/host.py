@@ -11,10 +11,15 @@ import torch
 from torch import Tensor
 
 
-def sent(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of numbers on the device. A GPU fetches them by itself, after what it was told before."""
-    numbers = torch.tensor(values, dtype=dtype)
+def moved(numbers: Tensor, device: torch.device) -> Tensor:
+    """Numbers of the host on the device. A GPU fetches them by itself, after what it was told before; torch gives
+    their memory to nobody else until then."""
     return numbers if device.type == "cpu" else numbers.pin_memory().to(device, non_blocking=True)
+
+
+def sent(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """The same of a list."""
+    return moved(torch.tensor(values, dtype=dtype), device)
 
 
 def fetched(*tensors: Tensor) -> list[Tensor]:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
+from sooner.core.host import moved
 from sooner.core.step import Segment, Step
 from sooner.core.tree import is_chain
 from sooner.model import frame
@@ -98,7 +99,7 @@ def spread(layout: Layout, numbers: Tensor, store: Tensor) -> Plan:
 def plan(step: Step, cache: LaneCache, wanted: Sequence[int], tiles: Tiles) -> Plan:
     """Reserve the step's columns and lay the pass out on the cache's device."""
     made = frame.frame(step, cache, wanted, tiles)
-    return spread(made.layout, made.numbers.to(cache.store.device), cache.store)
+    return spread(made.layout, moved(made.numbers, cache.store.device), cache.store)
 
 
 def visible(segments: Sequence[Segment], height: int, columns: int) -> Visible:

@@ -15,6 +15,8 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from sooner.core.host import moved
+
 logger = logging.getLogger("sooner")
 
 OFF = "SOONER_CUDA_GRAPHS"  # 0 in the environment: nothing is recorded
@@ -77,22 +79,22 @@ class Graphs:
         body reads beside the numbers. numbers: on the host.
         """
         if self._make is None:
-            return body(_moved(numbers, lanes.device))
+            return body(moved(numbers, lanes.device))
         place = (lanes.data_ptr(), lanes.shape)
         if place != self._lanes:
             self._kept.clear()
             self._lanes = place
         kept = self._kept.pop(key, None)
         if kept is None and (key is None or not self._again(key)):
-            return body(_moved(numbers, lanes.device))
+            return body(moved(numbers, lanes.device))
         if kept is None:
             kept = self._record(self._make, lanes.device, numbers, body)
         if kept is None:
-            return body(_moved(numbers, lanes.device))
+            return body(moved(numbers, lanes.device))
         self._kept[key] = kept  # the last used comes last
         if len(self._kept) > self._most:
             del self._kept[next(iter(self._kept))]
-        kept.numbers.copy_(_pinned(numbers, lanes.device), non_blocking=True)
+        kept.numbers.copy_(moved(numbers, lanes.device))
         kept.recorder.replay()
         return tuple(result.clone() for result in kept.results)
 
@@ -109,7 +111,7 @@ class Graphs:
         self, make: Callable[[], Recorder], device: torch.device, numbers: Tensor, body: Body
     ) -> _Recording | None:
         """A recording, or None where the device refused: then nothing is recorded any more."""
-        own, recorder = numbers.to(device, copy=True), make()
+        own, recorder = moved(numbers, device).clone(), make()
         try:
             results = recorder.capture(lambda: body(own))
         except RuntimeError as error:
@@ -131,15 +133,6 @@ def graphs_for(device: torch.device) -> Callable[[], Recorder] | None:
         return None
     pool = torch.cuda.graph_pool_handle()
     return lambda: CudaRecorder(pool)
-
-
-def _pinned(numbers: Tensor, device: torch.device) -> Tensor:
-    """In memory that a GPU copies from on its own; torch gives it to nobody else before the copy is done."""
-    return numbers.pin_memory() if device.type == "cuda" else numbers
-
-
-def _moved(numbers: Tensor, device: torch.device) -> Tensor:
-    return _pinned(numbers, device).to(device, non_blocking=True)
 
 
 def _why(error: BaseException) -> str:

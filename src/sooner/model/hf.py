@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sooner.core.host import moved
 from sooner.core.step import Step
 from sooner.errors import ModelError, unknown
 from sooner.model import attention
@@ -185,7 +186,7 @@ class HFModel:
             input_ids=now.tokens[None],
             position_ids=now.positions[None],
             use_cache=False,
-            logits_to_keep=rows.to(self.device),
+            logits_to_keep=moved(rows, self.device),
             output_hidden_states=bool(taps),
             sooner_plan=now,
         )
