@@ -135,7 +135,8 @@ def _plain(x: Any) -> Any:
 @contextmanager
 def pretended_gpu(patch: pytest.MonkeyPatch) -> Iterator[PretendedGpu]:
     """Inside, tensors made by `on_device` or for the device "cuda" lie on a GPU."""
-    event = SimpleNamespace(record=lambda: None, synchronize=lambda: None)
+    event = SimpleNamespace(record=lambda stream: None, synchronize=lambda: None)
     patch.setattr(torch.cuda, "Event", lambda: event)
+    patch.setattr(torch.cuda, "current_stream", lambda device: None)
     with PretendedGpu() as gpu:
         yield gpu

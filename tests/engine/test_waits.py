@@ -13,6 +13,7 @@ from sooner.config import Budget
 from sooner.control.fixed import FixedController
 from sooner.core.step import Step
 from sooner.draft import registry
+from sooner.draft.model import ModelDrafter
 from sooner.draft.protocol import Drafter
 from sooner.engine.engine import Engine
 from sooner.model.protocol import Output
@@ -87,6 +88,19 @@ def test_a_law_without_a_filter_waits_for_every_drawn_token_too(monkeypatch: pyt
     assert found == texts(Here(17, order=3), params, named("lookup"))[0]
     tokens = sum(len(text) for text in found) - sum(len(prompt) for prompt in PROMPTS)
     assert sum(waits) <= tokens + 2 * len(waits)
+
+
+@pytest.mark.parametrize("rule", ["match", "reject"])
+@pytest.mark.parametrize("params", [LAWS["greedy"], LAWS["top_p"]])
+def test_a_drafted_token_waits_twice_at_most(
+    params: SamplingParams, rule: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    params = replace(params, seed=None if rule == "reject" else params.seed)
+    with pretended_gpu(monkeypatch) as gpu:
+        found, waits = texts(Elsewhere(17, order=3), params, ModelDrafter(Elsewhere(17, order=2), 17), gpu)
+    assert max(waits) <= 1 + 2 * 4  # chains of four
+    if params.seed is not None or not params.temperature:
+        assert found == texts(Here(17, order=3), params, named("lookup"))[0]
 
 
 def test_log_probabilities_are_one_more_wait_for_each_request(monkeypatch: pytest.MonkeyPatch) -> None:

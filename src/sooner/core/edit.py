@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from sooner.core.host import sent
+from sooner.core.host import moved, sent
 from sooner.native import law as native
 
 Processor = Callable[[Sequence[int], Tensor], Tensor]
@@ -127,7 +127,7 @@ def apply(logits: Tensor, one: Edit) -> None:
     if params.bias or known or banned:
         (native.edit if native.serves(rows) else _edit)(rows, params.bias, known, banned)
     if one.mask is not None:
-        rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)
+        rows.masked_fill_(~moved(one.mask, rows.device), -torch.inf)
     for process in one.params.processors:
         for row, path in zip(rows, one.paths, strict=True):
             made = process([*one.past.tokens, *path], row.clone())
@@ -136,7 +136,7 @@ def apply(logits: Tensor, one: Edit) -> None:
                 raise ValueError(f"a logits processor must return logits [{len(row)}], got {got}")
             row.copy_(made)
     if one.mask is not None and one.params.processors:
-        rows.masked_fill_(~one.mask.to(rows.device), -torch.inf)  # whatever a processor did, the grammar holds
+        rows.masked_fill_(~moved(one.mask, rows.device), -torch.inf)  # whatever a processor did, the grammar holds
 
 
 def _known(one: Edit) -> native.Penalties:

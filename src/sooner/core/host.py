@@ -14,7 +14,9 @@ from torch import Tensor
 def moved(numbers: Tensor, device: torch.device) -> Tensor:
     """Numbers of the host on the device. A GPU fetches them by itself, after what it was told before; torch gives
     their memory to nobody else until then."""
-    return numbers if device.type == "cpu" else numbers.pin_memory().to(device, non_blocking=True)
+    if device.type == "cpu" or not numbers.is_cpu:
+        return numbers.to(device)
+    return numbers.pin_memory().to(device, non_blocking=True)
 
 
 def sent(values: Sequence[object], dtype: torch.dtype, device: torch.device) -> Tensor:
@@ -40,7 +42,7 @@ def coming(*tensors: Tensor) -> Callable[[], list[Tensor]]:
     there = torch.empty(flat.shape, dtype=flat.dtype, pin_memory=True)
     there.copy_(flat, non_blocking=True)
     arrived = torch.cuda.Event()  # type: ignore[no-untyped-call]  # torch
-    arrived.record()
+    arrived.record(torch.cuda.current_stream(flat.device))
 
     def read() -> list[Tensor]:
         arrived.synchronize()

@@ -16,6 +16,7 @@ from torch import Tensor
 from sooner.config import Budget
 from sooner.core import noise
 from sooner.core.edit import Edit, LawParams
+from sooner.core.host import sent
 from sooner.core.law import draw, law
 from sooner.core.step import Segment, pack
 from sooner.core.tree import EMPTY, Draft, chain
@@ -172,9 +173,8 @@ class ModelDrafter:
         """Probability of the likeliest token, for greedy rows."""
         if self._confidence == 0:
             return [1.0] * len(logits)
-        certain: list[float] = (
-            logits.float().softmax(-1).gather(-1, torch.tensor(best, device=logits.device)[:, None])[:, 0].tolist()
-        )
+        named = sent(best, torch.int64, logits.device)[:, None]
+        certain: list[float] = logits.float().softmax(-1).gather(-1, named)[:, 0].tolist()
         return certain
 
     def _finish(self, c: _Chain) -> Draft:

@@ -1,7 +1,8 @@
 """Passes recorded once on a GPU and replayed, so that a pass costs the host one launch. Knows no model.
 
 What is recorded reads its numbers from a buffer that is always the same, and the lanes where they lay; when these
-have moved, all recordings are dropped. A layout is recorded when it comes the second time: many come but once.
+have moved, all recordings are dropped. A layout is recorded when it first comes, after a pass as it is: that loads
+and sets up what cannot be recorded.
 """
 
 from __future__ import annotations
@@ -20,8 +21,7 @@ from sooner.core.host import moved
 logger = logging.getLogger("sooner")
 
 OFF = "SOONER_CUDA_GRAPHS"  # 0 in the environment: nothing is recorded
-_MOST = 64  # recordings kept, those used last; rows, lanes and columns come in few tiles
-_SEEN = 1024  # layouts remembered as seen once
+_MOST = 32  # recordings kept, those used last; rows, lanes and columns come in few tiles
 
 Body = Callable[[Tensor], tuple[Tensor, ...]]
 """A pass over numbers on the device: a function of them and of the lanes alone, of fixed shapes."""
@@ -40,20 +40,22 @@ class Recorder(Protocol):
 class CudaRecorder:
     """A CUDA graph. Recordings of one `pool` share their memory: what one wrote, the next may overwrite."""
 
-    def __init__(self, pool: Any) -> None:
-        self._graph, self._pool = torch.cuda.CUDAGraph(), pool
+    def __init__(self, stream: torch.cuda.Stream, pool: Any) -> None:
+        self._graph, self._stream, self._pool = torch.cuda.CUDAGraph(), stream, pool
 
     def capture(self, work: Callable[[], tuple[Tensor, ...]]) -> tuple[Tensor, ...]:
-        # torch.cuda.graph does not leave its stream when recording fails: the outer block does. Other threads
+        # torch.cuda.graph does not leave its stream when recording fails: the blocks around it do. Other threads
         # may go on using the device meanwhile.
         with (
+            torch.cuda.device(self._stream.device),
             torch.cuda.stream(torch.cuda.current_stream()),
-            torch.cuda.graph(self._graph, pool=self._pool, capture_error_mode="thread_local"),
+            torch.cuda.graph(self._graph, self._pool, self._stream, capture_error_mode="thread_local"),
         ):
             return work()
 
     def replay(self) -> None:
-        self._graph.replay()
+        with torch.cuda.device(self._stream.device):
+            self._graph.replay()
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,6 @@ class Graphs:
     def __init__(self, make: Callable[[], Recorder] | None, most: int = _MOST) -> None:
         self._make, self._most = make, most
         self._kept: dict[Hashable, _Recording] = {}
-        self._seen: set[Hashable] = set()
         self._lanes: tuple[object, ...] = ()
 
     def run(self, key: Hashable, lanes: Tensor, numbers: Tensor, body: Body) -> tuple[Tensor, ...]:
@@ -85,32 +86,22 @@ class Graphs:
             self._kept.clear()
             self._lanes = place
         kept = self._kept.pop(key, None)
-        if kept is None and (key is None or not self._again(key)):
-            return body(moved(numbers, lanes.device))
         if kept is None:
-            kept = self._record(self._make, lanes.device, numbers, body)
-        if kept is None:
-            return body(moved(numbers, lanes.device))
+            results = body(moved(numbers, lanes.device))
+            if key is not None:
+                self._record(key, self._make, lanes.device, numbers, body)
+            return results
         self._kept[key] = kept  # the last used comes last
-        if len(self._kept) > self._most:
-            del self._kept[next(iter(self._kept))]
         kept.numbers.copy_(moved(numbers, lanes.device))
         kept.recorder.replay()
         return tuple(result.clone() for result in kept.results)
 
-    def _again(self, key: Hashable) -> bool:
-        """Whether a key has been seen before; now it has."""
-        if key in self._seen:
-            return True
-        if len(self._seen) >= _SEEN:
-            self._seen.clear()
-        self._seen.add(key)
-        return False
-
     def _record(
-        self, make: Callable[[], Recorder], device: torch.device, numbers: Tensor, body: Body
-    ) -> _Recording | None:
-        """A recording, or None where the device refused: then nothing is recorded any more."""
+        self, key: Hashable, make: Callable[[], Recorder], device: torch.device, numbers: Tensor, body: Body
+    ) -> None:
+        """Keep a recording; where the device refuses, nothing is recorded any more."""
+        if len(self._kept) >= self._most:
+            del self._kept[next(iter(self._kept))]
         own, recorder = moved(numbers, device).clone(), make()
         try:
             results = recorder.capture(lambda: body(own))
@@ -123,8 +114,8 @@ class Graphs:
                 _why(error),
                 OFF,
             )
-            return None
-        return _Recording(own, recorder, results)
+        else:
+            self._kept[key] = _Recording(own, recorder, results)
 
 
 def graphs_for(device: torch.device) -> Callable[[], Recorder] | None:
@@ -132,7 +123,8 @@ def graphs_for(device: torch.device) -> Callable[[], Recorder] | None:
     if device.type != "cuda" or os.environ.get(OFF) == "0":
         return None
     pool = torch.cuda.graph_pool_handle()
-    return lambda: CudaRecorder(pool)
+    stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]  # torch
+    return lambda: CudaRecorder(stream, pool)
 
 
 def _why(error: BaseException) -> str:
