@@ -70,7 +70,7 @@ def test_a_run_goes_on_where_another_stopped(tiny: Path, tmp_path: Path) -> None
 
 @pytest.mark.usefixtures("small")
 def test_a_run_that_goes_on_with_enough_text_adds_none(tiny: Path, tmp_path: Path) -> None:
-    """It added one text more each time, so a head's features were those of another text and the run was refused."""
+    """It added one text more each time, so a head's features were those of another text and it was refused."""
     held = write(tiny, tmp_path, 500)
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert write(tiny, tmp_path, 500) == held
