@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import copy
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -223,6 +226,69 @@ def test_a_pass_that_reads_a_number_back_cannot_be_recorded(caplog: pytest.LogCa
         for _ in range(3):
             assert passes.run("a", lanes, numbers(4), lambda n: (n * n.max().item(),))[0].tolist() == [16]
     assert "_local_scalar_dense cannot be recorded" in caplog.text
+
+
+class Cuda:
+    """Stands in for torch.cuda, and writes down in which order and where things are done."""
+
+    def __init__(self, patch: pytest.MonkeyPatch, fault: str | None = None) -> None:
+        self.said: list[str] = []
+        self._fault = fault
+        graph = SimpleNamespace(replay=lambda: self.said.append("replay"))
+        patch.delenv(graphs.OFF, raising=False)
+        patch.setattr(torch.cuda, "CUDAGraph", lambda: graph)
+        patch.setattr(torch.cuda, "Stream", lambda device: SimpleNamespace(device=device))
+        patch.setattr(torch.cuda, "graph_pool_handle", lambda: "pool")
+        patch.setattr(torch.cuda, "current_stream", lambda: "the usual stream")
+        patch.setattr(torch.cuda, "device", lambda device: self.block(str(device)))
+        patch.setattr(torch.cuda, "stream", self.block)
+        patch.setattr(torch.cuda, "graph", self.record)
+
+    @contextmanager
+    def block(self, name: str) -> Iterator[None]:
+        self.said.append(f"on {name}")
+        yield
+        self.said.append(f"off {name}")
+
+    @contextmanager
+    def record(self, graph: object, pool: str, stream: Any, *, capture_error_mode: str) -> Iterator[None]:
+        assert capture_error_mode == "thread_local"
+        self.said.append(f"record on {stream.device} in the {pool}")
+        try:
+            yield
+        finally:  # as torch does when a recording was spoilt
+            if self._fault:
+                raise RuntimeError(self._fault)
+
+
+def test_a_cuda_graph_is_recorded_and_replayed_on_its_own_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda = Cuda(monkeypatch)
+    make = graphs.graphs_for(torch.device("cuda:1"))
+    assert make is not None
+    recorder, two = make(), torch.ones(2)
+    assert recorder.capture(lambda: (two,)) == (two,)
+    inside = ["on cuda:1", "on the usual stream", "record on cuda:1 in the pool"]
+    assert cuda.said == [*inside, "off the usual stream", "off cuda:1"]
+    recorder.replay()
+    assert cuda.said[5:] == ["on cuda:1", "replay", "off cuda:1"]
+
+
+def test_a_failed_recording_names_what_failed_first(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    Cuda(monkeypatch, fault="operation failed due to a previous error during capture")
+    passes, calls = Graphs(graphs.graphs_for(torch.device("cuda"))), []
+
+    def body(numbers: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        calls.append(numbers)
+        if len(calls) == 2:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        return (numbers,)
+
+    with caplog.at_level(logging.WARNING, logger="sooner"):
+        for i in range(3):
+            assert passes.run("a", torch.zeros(1), numbers(i), body)[0].tolist() == [i]
+    assert "not permitted when stream is capturing" in caplog.text
 
 
 def test_nothing_is_recorded_on_a_cpu_or_where_the_environment_forbids_it(monkeypatch: pytest.MonkeyPatch) -> None:
