@@ -98,6 +98,11 @@ class Law:
     def greedy(self, r: int) -> bool:
         return self.place[r][0] == "greedy"
 
+    def afar(self, r: int) -> bool:
+        """Whether to draw from row r is to wait for a device."""
+        kind, i = self.place[r]
+        return kind == "wide" and not self.wide[i].logits.is_cpu
+
     def row(self, r: int) -> Tensor | None:
         """The law of row r as probabilities [V], or None when it is greedy."""
         kind, i = self.place[r]
@@ -184,6 +189,8 @@ def _filter(params: LawParams) -> native.Filter:
 
 def draw(laws: Law, rows: Sequence[int], keys: Sequence[int]) -> list[int]:
     """One id drawn from each of the given sampled rows, with the noise of its key."""
+    if rows and all(laws.afar(r) for r in rows):  # one wait for all
+        return noise.race_rows(torch.stack([laws.wide[laws.place[r][1]].probs() for r in rows]), keys)
     drawn = []
     for r, key in zip(rows, keys, strict=True):
         kind, i = laws.place[r]

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from sooner.core.host import sent
 from sooner.native import law as native
 
 # Streams: noise for one purpose is independent of noise for another.
@@ -79,6 +80,14 @@ def race(probs: Tensor, keys: Sequence[int], ids: Tensor | None = None) -> Tenso
     """Draw one id from each row of `probs` [n, K] (they need not sum to 1): int64 [n]. ids: as in race_row."""
     drawn = [race_row(probs, r, key, ids) for r, key in enumerate(keys)]
     return torch.tensor(drawn, dtype=torch.int64, device=probs.device)
+
+
+def race_rows(probs: Tensor, keys: Sequence[int]) -> list[int]:
+    """race_row of every row of `probs` at once, columns as ids: for devices, which are waited for once."""
+    names = torch.arange(probs.shape[-1], device=probs.device)
+    noise = exponential(sent([_signed(key) for key in keys], torch.int64, probs.device)[:, None], names)
+    drawn: list[int] = (probs.double() / noise).argmax(-1).tolist()
+    return drawn
 
 
 def race_row(probs: Tensor, row: int, key: int, ids: Tensor | None = None) -> int:

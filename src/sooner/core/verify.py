@@ -120,19 +120,26 @@ def _together(law: Law, rows: Sequence[int], draft: Draft) -> tuple[Tensor, Draf
 class _Picks:
     """The target's own choice after each row of a trial: the likeliest id, or the draw its TARGET noise makes.
 
-    Drawn when asked for: only the rows of the path that survives are.
+    Drawn when asked for: only the rows of the path that survives are; but all at once where that takes one wait
+    for a device instead of many.
     """
 
     def __init__(self, law: Law, trial: Trial) -> None:
         self._law, self._trial = law, trial
         self._depths: tuple[int, ...] = ()
+        self._drawn: dict[int, int] = {}
 
     def __getitem__(self, row: int) -> int:
         trial, r = self._trial, self._trial.first + row
         if self._law.greedy(r):
             return self._law.best[r]
-        self._depths = self._depths or (0, *depths(trial.draft.parents))
-        return draw(self._law, [r], [noise.key(trial.seed, trial.root + self._depths[row] + 1, noise.TARGET)])[0]
+        if row not in self._drawn:
+            self._depths = self._depths or (0, *depths(trial.draft.parents))
+            rows = range(len(self._depths)) if self._law.afar(r) else (row,)
+            keys = [noise.key(trial.seed, trial.root + self._depths[i] + 1, noise.TARGET) for i in rows]
+            drawn = draw(self._law, [trial.first + i for i in rows], keys)
+            self._drawn.update(zip(rows, drawn, strict=True))
+        return self._drawn[row]
 
 
 def _cut_at_broken(verdict: Verdict, broken: Sequence[bool]) -> Verdict:
