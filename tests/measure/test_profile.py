@@ -54,6 +54,7 @@ def test_slow_passes_and_slow_drafts_are_found_where_they_are() -> None:
         assert 0 < part < found.pass_s  # a busy machine may halt any of them for a while
     assert sum(found.parts().values()) == pytest.approx(found.wall_s)
     assert found.outside == pytest.approx(1 - found.pass_s / found.wall_s)
+    assert found.levels == asked
 
 
 def test_an_engine_nobody_watches_keeps_no_records() -> None:
@@ -70,6 +71,13 @@ def test_splits_add_up_part_by_part() -> None:
     assert both.outside == pytest.approx(one.outside) == pytest.approx(0.4)
     assert both.parts() == pytest.approx({name: 2 * seconds for name, seconds in one.parts().items()})
     assert Split().outside == 0.0
+
+
+def test_what_a_level_of_drafting_costs_beside_a_pass_of_plain_decoding() -> None:
+    plain = Split(10, 1.0, 1.0, pass_s=0.8)
+    assert Split(4, 1.0, 1.0, pass_s=0.7, draft_s=0.2, levels=20).cost(plain) == pytest.approx(0.125)
+    assert plain.cost(plain) is None
+    assert Split(4, levels=3).cost(Split()) is None
 
 
 def test_the_table_shows_shares_and_milliseconds_a_step() -> None:

@@ -112,5 +112,6 @@ def bench(
         "machine": report.machine(),
     }
     if profile:
-        summary["profile"] = {name: parts.as_dict() for name, parts in splits.items()}
+        plain = splits[measure.BASELINE]
+        summary["profile"] = {name: {**parts.as_dict(), "c": parts.cost(plain)} for name, parts in splits.items()}
     typer.echo(json.dumps(summary))

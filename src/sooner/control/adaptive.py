@@ -29,7 +29,7 @@ _MEASURED = 3  # calls after which the cost of drafting is known
 _DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there are but few to choose for
 _EXPLORE = 0.01  # share of the time that may go into asking where it does not seem to pay
 _ASIDE = 2.0  # thinking about an answer before the pass, and once more after it
-_PAUSE = 6  # steps that a request is left alone between two such questions
+_BREATH, _PAUSE = 3, 6  # steps without a thought while nobody is worth asking; that one is left alone for
 _PROBE_DEPTH = 4
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
 _OFTEN = 3  # of passes with guesses, one in three; a number that has nothing to do with the other
@@ -179,7 +179,7 @@ class AdaptiveController:
         self._explore([view for view in free if view.request_id not in chosen], chosen, depth, each)
         if not chosen and self._cheap:  # nothing changes until a question can be paid for
             wait = int((each - self._credit) / (_EXPLORE * plain))
-            self._rest = self._turn + 1 + min(max(wait, 0), _PAUSE)
+            self._rest = self._turn + 1 + min(max(wait, _BREATH), _PAUSE)
             self._credit += (self._rest - self._turn - 1) * _EXPLORE * plain
         return chosen
 
@@ -318,7 +318,8 @@ class AdaptiveController:
         if now is None:
             return
         load = Load(record.rows, record.requests, record.context or now.load.context)
-        spent = record.step_s - record.draft_s  # what else a step takes is a matter of its rows and requests too
+        # All but what drafting, deciding and each new token take is a matter of rows and requests.
+        spent = record.step_s - record.draft_s - record.control_s - record.write_s - record.settle_s
         seldom = self._turn % _SELDOM == 0
         often = record.rows != now.load.rows and self._turn % _OFTEN == 0
         if seldom or often or self.costs.passes.seen < _WELL_KNOWN:
@@ -327,7 +328,7 @@ class AdaptiveController:
             self._measure(record, now)
         if now.asked:
             self._aside += _SLOW * (record.control_s / len(now.asked) - self._aside)
-        total = spent + record.draft_s
+        total = record.step_s
         if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
             gain = record.emitted * now.plain_s / (now.ready * total)
             self._gain += (1 - _FADE) * (min(gain, 64.0) - self._gain)

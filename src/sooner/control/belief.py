@@ -23,6 +23,7 @@ _PRIOR = 3.0  # visits that the first guess of a rate counts for
 _ENOUGH = 30.0  # visits from which it no longer counts
 _FIRST, _LATER = 0.5, 0.12  # first guesses for the first child of a node, and for the others
 _RATE, _FLOOR = 0.07, 0.1  # how fast a request departs from the rest
+_SCORED = 0.02  # the same where scores say most of it: on recorded drafts any more made the chances worse
 _PULL = 0.06  # and comes back to it
 _BOUND = 6.0
 _TINY = 0.01
@@ -194,13 +195,13 @@ class Beliefs:
     def _level(self, own: _Own, known: _Known, below: Sequence[int], right: Collection[int], depth: int) -> None:
         if not below:
             return
-        any_right = False
+        any_right, rate = False, _RATE if known.said is None else _SCORED
         for node in below:
             hit = node in right
             any_right |= hit
             chance = _logistic(self._node_odds(known, node) + own.shift)
             weight = chance * (1 - chance)  # what was sure to come says little; what came against all odds a lot
-            step = _RATE * (hit - chance) / (weight + _FLOOR) - _PULL * weight * own.shift
+            step = rate * (hit - chance) / (weight + _FLOOR) - _PULL * weight * own.shift
             own.shift = min(max(own.shift + step, -_BOUND), _BOUND)
             if known.said is not None:
                 self._scores.add(known.said[node], hit)

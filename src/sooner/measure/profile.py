@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields
 
 from sooner.control.protocol import StepRecord
+from sooner.control.shapes import levels
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,7 +15,7 @@ class Split:
 
     wall_s: from asking for a text to its last piece. pass_s: passes of the target. draft_s: drafting. judge_s:
     laws and verification. write_s: appending tokens, stop rules, detokenising. settle_s: the cache.
-    control_s: the controller. step_s: whole steps.
+    control_s: the controller. step_s: whole steps. levels: of all drafts, one after another, verified or not.
     """
 
     steps: int = 0
@@ -26,6 +27,7 @@ class Split:
     write_s: float = 0.0
     settle_s: float = 0.0
     control_s: float = 0.0
+    levels: int = 0
 
     @property
     def schedule_s(self) -> float:
@@ -42,6 +44,12 @@ class Split:
     def outside(self) -> float:
         """(wall_s - pass_s) / wall_s."""
         return 1 - self.pass_s / self.wall_s if self.wall_s else 0.0
+
+    def cost(self, plain: Split) -> float | None:
+        """c of the literature: seconds of one level of drafting over those of a pass of plain decoding."""
+        if not self.levels or not plain.pass_s:
+            return None
+        return self.draft_s / self.levels / (plain.pass_s / plain.steps)
 
     def __add__(self, other: Split) -> Split:
         return Split(*(getattr(self, f.name) + getattr(other, f.name) for f in fields(self)))
@@ -70,8 +78,12 @@ def split(records: Sequence[StepRecord], wall_s: float) -> Split:
     return Split(
         len(records),
         wall_s,
-        *(
-            sum(getattr(record, name) for record in records)
-            for name in ("step_s", "pass_s", "draft_s", "judge_s", "write_s", "settle_s", "control_s")
-        ),
+        step_s=sum(record.step_s for record in records),
+        pass_s=sum(record.pass_s for record in records),
+        draft_s=sum(record.draft_s for record in records),
+        judge_s=sum(record.judge_s for record in records),
+        write_s=sum(record.write_s for record in records),
+        settle_s=sum(record.settle_s for record in records),
+        control_s=sum(record.control_s for record in records),
+        levels=sum(max(levels(tried.guess), default=0) for record in records for tried in record.tried),
     )

@@ -22,7 +22,7 @@ FORMULAS = (
 
 PROFILE = (
     "share of the wall time of all texts, and ms a step; text = appending tokens, stop rules, detokenising; "
-    "streaming = between steps"
+    "streaming = between steps; c = a level of drafting / a pass of none"
 )
 
 
@@ -196,6 +196,8 @@ def profile(parts: Mapping[str, Split]) -> Table:
         table.add_row(part, *(_part(one.parts()[part], one) for one in parts.values()))
     table.add_section()
     table.add_row("outside the pass", *(_part(one.wall_s - one.pass_s, one) for one in parts.values()))
+    plain = parts.get(BASELINE, Split())
+    table.add_row("c", *(_show(one.cost(plain), ".3f") for one in parts.values()))
     return table
 
 
