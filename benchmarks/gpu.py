@@ -283,7 +283,6 @@ def _print_texts(run: Run, found: dict[str, Any]) -> None:
     table = Table(title=title)
     for column in (
         "what",
-        "texts",
         "tok/s",
         "of transformers",
         "tokens a step",

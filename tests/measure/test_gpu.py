@@ -33,7 +33,10 @@ def gpu() -> ModuleType:
 
 def run(gpu: ModuleType, capsys: pytest.CaptureFixture[str], *more: str) -> tuple[int, dict[str, Any]]:
     status = gpu.main([*TRIED, *more])
-    return status, json.loads(capsys.readouterr().out.splitlines()[-1])
+    lines = capsys.readouterr().out.splitlines()
+    texts = [line.split("│") for line in lines if line.startswith("│ ") and "_2 " in line]
+    assert all(cells[-2].strip() in ("right", "NO") for cells in texts)  # every column has its heading
+    return status, json.loads(lines[-1])
 
 
 def test_a_right_device_passes_and_every_cell_is_there(
