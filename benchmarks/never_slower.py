@@ -130,8 +130,8 @@ class Bench:
         costs = Costs()
         costs.passes = passes
         scripted = workload in SCRIPTED
-        limit = Budget.chain(DEEPEST) if scripted else budget_for(options.draft, None, options.width)
         self.spec = shipped.fitted(registry.parse(options.draft), target.name, lambda: fingerprint(target))
+        limit = Budget.chain(DEEPEST) if scripted else budget_for(self.spec.name, None, options.width)
         self.controllers: dict[str, Controller] = {"plain": FixedController(Budget.chain(0))}
         self.controllers |= {f"k={k}": FixedController(Budget(k, limit.width, k)) for k in fixed}
         self.controllers["adaptive"] = AdaptiveController(limit, costs)

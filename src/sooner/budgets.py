@@ -5,11 +5,12 @@ from __future__ import annotations
 from sooner.config import MAX_K, Budget
 from sooner.errors import ConfigError
 
-TREES = frozenset(
-    {"recycle", "combine", "auto", "eagle", "medusa"}
-)  # drafters that guess trees unless told otherwise
+TREES = frozenset({"recycle", "combine", "auto", "eagle", "medusa"})
+"""Drafters that guess trees unless told otherwise."""
+
 TREE_WIDTH, TREE_NODES = 8, 15  # with the root 16 rows, which cost little more than one
 MOST_K = {"model": 8, "self": 8, "early-exit": 6, "medusa": 5}
+"""Without a k the adaptive controller guesses up to so many tokens deep, by drafter; 16 where it is not named."""
 
 
 def budget_for(draft: str, k: int | None, width: int | None = None) -> Budget:

@@ -37,7 +37,6 @@ from sooner.params import SamplingParams
 
 Message = Mapping[str, str]
 Prompt = str | Sequence[int]
-"""Without a k the adaptive controller guesses up to so many tokens deep, by drafter; 16 where it is not named."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,10 +3,25 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
+
+from torch import Tensor
 
 from sooner.control.cost import Load, PassCost
+from sooner.core.step import Step
 from sooner.engine.calibrate import SIZES, calibrate
+from sooner.model.protocol import Output
 from sooner.testing import ToyModel
+
+
+class Watched(ToyModel):
+    """Remembers the most requests that shared a pass."""
+
+    widest = 0
+
+    def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
+        self.widest = max(self.widest, len(step.segments))
+        return super().forward(step, rows=rows, taps=taps)
 
 
 def test_wide_passes_are_known_before_the_first_request() -> None:
@@ -27,20 +42,12 @@ def test_no_lane_stays_open_and_nothing_is_remembered() -> None:
 
 
 def test_what_does_not_fit_into_the_memory_limit_is_left_out() -> None:
-    model, passes = ToyModel(17), PassCost()
-    room = model.lanes.bytes_for(1, 128)
-    widest = 0
-    forward = model.forward
-
-    def watched(step, **options):  # type: ignore[no-untyped-def]
-        nonlocal widest
-        widest = max(widest, len(step.segments))
-        return forward(step, **options)
-
-    model.forward = watched  # type: ignore[method-assign]
-    calibrate(model, passes, room=room)
+    model, passes = Watched(17), PassCost()
+    calibrate(model, passes, room=model.lanes.bytes_for(1, 128))
     assert passes.known
-    assert widest == 1
+    assert model.widest == 1
+    calibrate(model, passes)
+    assert model.widest == 8
 
 
 def test_a_slow_machine_is_not_kept_waiting_for_long() -> None:
@@ -51,8 +58,8 @@ def test_a_slow_machine_is_not_kept_waiting_for_long() -> None:
 
 
 def test_a_short_context_leaves_out_what_has_no_place_in_it() -> None:
-    model, passes = ToyModel(17), PassCost()
-    model.context_limit = 24  # type: ignore[misc]
+    model, passes = ToyModel(17, context_limit=24), PassCost()
     calibrate(model, passes)
     assert passes.known
+    assert passes.seen < len(SIZES)
     assert model.lanes.in_use == 0

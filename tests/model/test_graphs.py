@@ -103,7 +103,7 @@ def test_nothing_is_read_back_in_a_pass_that_is_not_recorded_either() -> None:
         with NothingRead():
             return body(*arguments)  # type: ignore[arg-type]  # what forward hands over
 
-    model._pass = watched  # type: ignore[method-assign]
+    model._pass = watched  # type: ignore[method-assign]  # to look on
     assert model.forward(step, rows=step.law_rows, taps=(0, 3)).features is not None
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-Q, K, V, QKV, O = (f"self_attn.{name}_proj." for name in ("q", "k", "v", "qkv", "o"))  # noqa: E741
+Q, K, V, QKV, O = (f"self_attn.{name}_proj." for name in ("q", "k", "v", "qkv", "o"))  # noqa: E741  # as the names in the files
 GATE, UP, GATE_UP, DOWN = (f"mlp.{name}_proj." for name in ("gate", "up", "gate_up", "down"))
 Q_NORM, K_NORM = "self_attn.q_norm.", "self_attn.k_norm."
 INPUT, ATTENTION, BEFORE_MLP, AFTER_MLP = (
