@@ -21,7 +21,9 @@ PROMPT = 200
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds of a pass: flat up to `flat` rows, then so much for each. noise: spread of single passes (log)."""
+    """Seconds of a pass: flat up to `flat` rows, then so much for each. noise: spread of single passes (log).
+
+    token: seconds that each new token takes. thinking: those of the controller for each request it asks."""
 
     base: float = 0.026
     row: float = 0.0012
@@ -29,6 +31,8 @@ class Machine:
     request: float = 0.0002
     context: float = 2e-7
     noise: float = 0.06
+    token: float = 0.0
+    thinking: float = 0.0
     drafting: Callable[[int, int], float] = lambda asked, depth: 3e-5 * asked
 
     def seconds(self, load: Load) -> float:
@@ -61,6 +65,7 @@ class Simulation:
     clock: float = 0.0
     written: int = 0
     rows: list[int] = field(default_factory=list)
+    asked: list[int] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self.random = Random(self.seed)
@@ -94,7 +99,10 @@ class Simulation:
         emitted = sum(len(t.tokens) for t in tried)
         drafted, accepted = sum(map(len, kept)), emitted - len(views)
         self.rows.append(load.rows)
-        self.clock += pass_s + draft_s
+        write_s, control_s = self.machine.token * emitted, self.machine.thinking * len(asked)
+        step_s = pass_s + draft_s + write_s + control_s
+        self.clock += step_s
+        self.asked.append(len(asked))
         self.written += emitted
         self.controller.observe(
             StepRecord(
@@ -103,9 +111,10 @@ class Simulation:
                 draft_s=draft_s,
                 pass_s=pass_s,
                 judge_s=0.0,
-                write_s=0.0,
+                write_s=write_s,
                 settle_s=0.0,
-                step_s=draft_s + pass_s,
+                step_s=step_s,
+                control_s=control_s,
                 drafted=drafted,
                 accepted=accepted,
                 emitted=emitted,

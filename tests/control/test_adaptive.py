@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from statistics import mode
 
 import pytest
 
 from sooner.config import Budget
 from sooner.control.adaptive import AdaptiveController
+from sooner.control.cost import Asked, Costs, DraftCost, Load
 from sooner.control.fixed import FixedController
 from sooner.control.protocol import Controller, Guess, View
-from tests.control.machine import Job, Machine, Simulation
+from tests.control.machine import PROMPT, Job, Machine, Simulation
 
 COPYING = Machine()
 MODEL = Machine(drafting=lambda asked, depth: depth * (0.006 + 0.0003 * asked))
@@ -117,6 +119,42 @@ def test_a_drafter_that_was_slow_for_a_while_gets_another_chance() -> None:
 
     run = adaptive(always(0.9), 1, Machine(drafting=warming), 1500)
     assert run.rate > 1.5 * fixed(0, always(0.9), 1, steps=1500)
+
+
+def test_what_new_tokens_take_is_no_cost_of_rows() -> None:
+    """Wide passes bring more tokens, each of which is written and read; the rows are not dearer for it."""
+    machine = Machine(token=0.003)
+    controller = AdaptiveController(Budget.chain(16))
+    run = simulate(controller, always(0.9), 1, machine)
+    load = Load(mode(run.rows), 1, PROMPT + run.written)
+    assert load.rows > 8
+    assert controller.costs.passes.seconds(load) == pytest.approx(machine.seconds(load), rel=0.1)
+
+
+def test_questions_are_as_rare_as_thinking_about_the_answers_is_dear() -> None:
+    quick = adaptive(always(0.0), 8, steps=600).asked[200:]
+    slow = adaptive(always(0.0), 8, Machine(thinking=0.004), 600).asked[200:]
+    assert 0 < sum(slow) < sum(quick) / 2
+    assert sum(slow) * 0.004 < 0.02 * 400 * Machine().base
+
+
+class Counted(DraftCost):
+    """How often somebody asked what drafting costs: once and more for every decision."""
+
+    calls = 0
+
+    def seconds(self, asked: Asked) -> float:
+        self.calls += 1
+        return super().seconds(asked)
+
+
+def test_nobody_is_thought_of_at_every_step_while_none_is_worth_asking() -> None:
+    costs = Costs()
+    costs.drafts = counted = Counted()
+    run = simulate(AdaptiveController(Budget.chain(16), costs), always(0.0), 8, COPYING)
+    before = counted.calls
+    run.run(400)
+    assert 0 < counted.calls - before <= 3 * 400 / 2.5  # three times a decision
 
 
 def test_a_request_that_asks_for_k_or_for_none_gets_it() -> None:

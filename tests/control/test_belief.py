@@ -96,6 +96,22 @@ def test_scores_are_taken_for_what_they_proved_to_be_worth() -> None:
     assert first(beliefs, "new", boast) == pytest.approx(0.2, abs=0.12)
 
 
+def test_luck_counts_for_less_where_the_drafter_has_scored_its_guesses() -> None:
+    """On recorded drafts a request's own luck made the chances of scored guesses worse."""
+    scored, plain = Guess((1,), (-1,), (0.5,)), Guess((1,), (-1,))
+    fallen = []
+    for guess in (scored, plain):
+        beliefs = Beliefs()
+        for turn in range(400):
+            path = (0,) if turn % 2 else ()
+            beliefs.learn(Tried(f"r{turn}", (1, 2) if path else (7,), guess, (0,), path))
+        before = first(beliefs, "new", guess)
+        for _ in range(6):
+            beliefs.learn(Tried("unlucky", (7,), guess, (0,), ()))
+        fallen.append(before - first(beliefs, "unlucky", guess))
+    assert 0 < fallen[0] < 0.5 * fallen[1]
+
+
 def test_second_children_are_expected_to_do_worse_than_first_ones() -> None:
     chances = Beliefs().survivals("r", TREE)
     assert chances[1] < chances[0] / 2

@@ -3,17 +3,29 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 import pytest
 import torch
+from torch import Tensor
 
+from sooner.config import Budget
+from sooner.control.fixed import FixedController
 from sooner.core.edit import LawParams
 from sooner.core.law import law
-from sooner.core.step import Segment, pack
+from sooner.core.step import Segment, Step, pack
 from sooner.core.tree import chain
+from sooner.draft.combine import CombineDrafter
+from sooner.draft.none import NoDrafter
 from sooner.draft.protocol import Tops
+from sooner.draft.recycle import RecycleSource
+from sooner.engine.engine import Engine
 from sooner.engine.tops import firsts, tops
+from sooner.model.protocol import Output
 from sooner.native import law as native
+from sooner.params import SamplingParams
+from sooner.testing import ToyModel
 
 
 def both(logits: torch.Tensor, count: int, monkeypatch: pytest.MonkeyPatch) -> tuple[Tops, Tops]:
@@ -52,6 +64,29 @@ def test_a_row_with_nan_has_no_likeliest_ids(monkeypatch: pytest.MonkeyPatch) ->
     assert ours.logits[1][0] != ours.logits[1][0]
     assert theirs.logits[1][0] != theirs.logits[1][0]
     assert (ours.logits[0], ours.logits[2]) == (theirs.logits[0], theirs.logits[2])
+
+
+class Single(ToyModel):
+    """Its logits are of the type that the C kernels serve."""
+
+    def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
+        out = super().forward(step, rows=rows, taps=taps)
+        return Output(out.logits.float(), out.features)
+
+
+@pytest.mark.parametrize("shaping", [{"repetition_penalty": 3.0}, {"logit_bias": {3: 4.0}}, {"min_tokens": 20}])
+def test_likeliest_ids_from_before_an_edit_decide_nothing(shaping: dict[str, Any]) -> None:
+    """They are found before penalties, bias and bans act; a request beside it that has none does not matter."""
+    texts: list[list[list[int]]] = []
+    for drafter in (NoDrafter(), CombineDrafter("recycle", [RecycleSource()])):
+        one = Engine(Single(17), drafter, FixedController(Budget(4, 2, 8)), eos_ids=(3, 5))
+        wanted = (SamplingParams(max_tokens=24, **shaping), SamplingParams(max_tokens=24))
+        requests = [one.add([1, 2, 3, 1, 2], params) for params in wanted]
+        while one.busy:
+            one.step()
+        texts.append([request.tokens for request in requests])
+    assert texts[0] == texts[1]
+    assert texts[0][0] != texts[0][1]
 
 
 @pytest.mark.parametrize("count", [1, 8])
