@@ -11,15 +11,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sooner.config import Budget
-from sooner.core.tree import EMPTY, ROOT, Draft, follow
+from sooner.core.tree import EMPTY, Draft, follow
+from sooner.draft.eagle_native import NativeRunner, fits
+from sooner.draft.eagle_torch import TorchRunner
 from sooner.draft.protocol import Context, Outcome
-from sooner.draft.slots import Scratch, Slots
+from sooner.draft.runner import Fitted, Part, Runner
 from sooner.errors import ConfigError, DraftError
 from sooner.heads.checkpoint import Checkpoint
-from sooner.model.linear import Linear, pack
 from sooner.model.protocol import Ends
 
 _CHUNK = 512  # slots made in one pass of the head while catching up with a prompt
@@ -27,31 +28,15 @@ _CHUNK = 512  # slots made in one pass of the head while catching up with a prom
 
 @dataclass(slots=True)
 class _State:
-    """One request: its lane, features not yet made into slots, how many rows were ever seen, the first slot."""
+    """One request: its lane; features not yet made into slots, the last one that was; slots made, rows ever seen;
+    the place in the text of the first row seen."""
 
     lane: int
     waiting: list[Tensor] = field(default_factory=list)
-    seen: int = 0
+    last: Tensor | None = None
     made: int = 0
+    seen: int = 0
     first: int | None = None
-    feature: Tensor | None = None  # [1, h], what the last slot feeds back
-    read: Tensor | None = None  # [1, h], what the LM head reads there
-
-
-@dataclass(slots=True)
-class _Pool:
-    """Everything scored so far for R requests, level by level: tokens, parents, ranks, scores, [R, n] each."""
-
-    tokens: list[Tensor] = field(default_factory=list)
-    parents: list[Tensor] = field(default_factory=list)
-    scores: list[Tensor] = field(default_factory=list)
-    size: int = 0
-
-    def add(self, tokens: Tensor, parents: Tensor, scores: Tensor) -> None:
-        self.tokens.append(tokens)
-        self.parents.append(parents)
-        self.scores.append(scores)
-        self.size += tokens.shape[1]
 
 
 class EagleDrafter:
@@ -59,49 +44,61 @@ class EagleDrafter:
 
     beams: nodes of one level that are expanded. least: drafting goes no deeper once all nodes to be expanded
     together are less likely than this to be reached: a step of the head would cost more than it brings.
+    native: run the head in C where that can be.
     Raises DraftError for a head that does not fit the target, ConfigError for settings without sense.
     """
 
     name = "eagle"
 
     def __init__(
-        self, checkpoint: Checkpoint, ends: Ends, *, layers: int, vocab: int, beams: int = 8, least: float = 0.1
+        self,
+        checkpoint: Checkpoint,
+        ends: Ends,
+        *,
+        layers: int,
+        vocab: int,
+        beams: int = 8,
+        least: float = 0.1,
+        native: bool = True,
     ) -> None:
         if beams < 1 or not 0 <= least <= 1:
             raise ConfigError(f"eagle needs beams >= 1 and 0 <= least <= 1, got {beams} and {least}.")
-        head, config = checkpoint.head, checkpoint.head.config
+        head, own = checkpoint.head, checkpoint.embedding
         _check_fit(checkpoint, ends, vocab)
         place, kind = ends.embedding.device, ends.embedding.dtype
-        own = checkpoint.embedding
-        self._embedding = ends.embedding if own is None else own.to(place, kind)
-        self._ids = None if checkpoint.ids is None else checkpoint.ids.to(place)
+        fitted = Fitted(
+            head.to(place, kind).eval().requires_grad_(False),
+            ends.embedding if own is None else own.to(place, kind),
+            None if checkpoint.ids is None else checkpoint.ids.to(place),
+            ends,
+            beams,
+            least,
+        )
         self.taps = checkpoint.taps_for(layers)
-        self._head = head.to(place, kind).eval().requires_grad_(False)
-        self._head.prepare(_packed)
-        self._project = ends.project if config.version == 1 else self._head.head
-        self._beams, self._least = beams, least
-        self._slots = Slots(config.heads, config.kv_heads, config.head_dim, kind, place)
+        self._runner: Runner = NativeRunner(fitted) if native and fits(fitted) else TorchRunner(fitted)
         self._states: dict[str, _State] = {}
 
     @property
     def lanes_in_use(self) -> int:
         """Requests that hold a lane of the head."""
-        return self._slots.lanes.in_use
+        return self._runner.lanes.in_use
 
-    @torch.no_grad()
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        able = [i for i, budget in enumerate(budgets) if not budget.empty and self._right(contexts[i])]
-        self._catch_up([contexts[i] for i in able])
-        ready: dict[int, list[int]] = {}  # by width: chains and trees expand differently
-        for i in able:
-            if self._states[contexts[i].request_id].read is not None:
-                ready.setdefault(budgets[i].width, []).append(i)
         drafts = [EMPTY] * len(contexts)
-        for width, members in ready.items():
-            chosen = [budgets[i] for i in members]
-            states = [self._states[contexts[i].request_id] for i in members]
-            pool = self._grow(states, width, max(b.depth for b in chosen), max(b.nodes for b in chosen))
-            for i, draft in zip(members, _drafts(pool, chosen), strict=True):
+        parts = {
+            i: part
+            for i, (context, budget) in enumerate(zip(contexts, budgets, strict=True))
+            if not budget.empty and (part := self._part(context, budget)) is not None
+        }
+        while long := [i for i, part in parts.items() if len(part.features) > _CHUNK]:
+            pieces = {i: parts[i].split(_CHUNK) for i in long}
+            self._runner.draft([now for now, _ in pieces.values()])
+            parts |= {i: rest for i, (_, rest) in pieces.items()}
+        if parts:
+            made = self._runner.draft(list(parts.values()))
+            for (i, part), draft in zip(parts.items(), made, strict=True):
+                state = self._states[contexts[i].request_id]
+                state.made, state.last, state.waiting = part.end, part.features[-1:].clone(), []
                 drafts[i] = draft
         return drafts
 
@@ -120,114 +117,33 @@ class EagleDrafter:
                 features = torch.cat([features, outcome.features[rows]])
             state = self._states.get(outcome.request_id)
             if state is None:
-                state = self._states[outcome.request_id] = _State(self._slots.lanes.open())
+                state = self._states[outcome.request_id] = _State(self._runner.lanes.open())
             state.waiting.append(features)
             state.seen += len(features)
 
     def forget(self, request_id: str) -> None:
         state = self._states.pop(request_id, None)
         if state is not None:
-            self._slots.lanes.close(state.lane)
+            self._runner.lanes.close(state.lane)
 
-    def _right(self, context: Context) -> bool:
-        """Whether what is kept of a request goes with its text; if not, it is dropped."""
+    def _part(self, context: Context, budget: Budget) -> Part | None:
+        """What a request has to make and draft, if what is kept of it goes with its text; if not, it goes."""
         state = self._states.get(context.request_id)
         if state is None:
-            return False
+            return None
         known = len(context.tokens) - 1  # tokens the target has run: all but the last
         if state.first is None:
             state.first = known - state.seen
+        text = context.tokens[state.first + 1 :] if state.first >= 0 else []
         right = state.first >= 0 and state.first + state.seen == known
-        if right and self._slots.lanes.settle(state.lane, context.tokens[state.first + 1 :]) == state.made:
-            return True
-        self.forget(context.request_id)  # the id has a new life, or rows were missed
-        return False
-
-    def _catch_up(self, contexts: Sequence[Context]) -> None:
-        """Make slots of all features that have come, for all requests in the same passes of the head."""
-        behind = []
-        for context in contexts:
-            state = self._states[context.request_id]
-            if state.waiting:
-                behind.append((state, list(context.tokens[(state.first or 0) + 1 :]), torch.cat(state.waiting)))
-                state.waiting = []
-        while behind:
-            self._make([(state, text, features[:_CHUNK]) for state, text, features in behind])
-            behind = [(s, text, features[_CHUNK:]) for s, text, features in behind if len(features) > _CHUNK]
-
-    def _make(self, parts: Sequence[tuple[_State, list[int], Tensor]]) -> None:
-        """One pass of the head over slots of true features: (state, text from its first slot on, features)."""
-        place, kind = self._embedding.device, self._embedding.dtype
-        tokens: list[int] = []
-        positions: list[int] = []
-        for state, text, features in parts:
-            first = state.first or 0
-            tokens += text[state.made : state.made + len(features)]
-            positions += range(first + state.made, first + state.made + len(features))
-        fused = self._head.fuse(torch.cat([features for _, _, features in parts]).to(kind))
-        tables = self._head.rotary(torch.tensor(positions, device=place), kind)
-        attend = self._slots.chunks([(state.lane, state.made, len(features)) for state, _, features in parts])
-        fed, read = self._head(self._embedding[torch.tensor(tokens, device=place)], fused, tables, attend)
-        end = 0
-        for state, text, features in parts:
-            end += len(features)
-            made = state.made + len(features)
-            self._slots.keep(state.lane, text[state.made : made], text)
-            state.made, state.feature, state.read = made, fed[end - 1 : end], read[end - 1 : end]
-
-    def _grow(self, states: Sequence[_State], width: int, depth: int, nodes: int) -> _Pool:
-        """Score nodes level by level: every beam's likeliest tokens, of which the best are the next beams."""
-        pool, count = _Pool(), len(states)
-        fed = torch.cat([s.feature for s in states if s.feature is not None])
-        read = torch.cat([s.read for s in states if s.read is not None])
-        at = torch.tensor([(s.first or 0) + s.made for s in states], device=fed.device)
-        above = fed.new_zeros((count, 1))  # log-probability of each beam's path
-        beam_nodes = torch.full((count, 1), ROOT, device=fed.device)
-        scratch = self._slots.scratch([s.lane for s in states], [s.made for s in states])
-        for level in range(depth):
-            beams = above.shape[1]
-            logs, tokens = self._likeliest(read, width)
-            scores = (above.reshape(-1, 1) + logs).view(count, -1)
-            tokens = tokens.view(count, -1)
-            children = tokens.shape[1] // beams
-            pool.add(tokens, beam_nodes.repeat_interleave(children, dim=1), scores)
-            if level + 1 == depth:
-                break
-            kept = min(1 if width == 1 else self._beams, scores.shape[1])
-            above, chosen = scores.topk(kept, dim=1)
-            if self._enough(pool, above, nodes):
-                break
-            rows = (chosen // children + torch.arange(count, device=fed.device)[:, None] * beams).flatten()
-            beam_nodes = pool.size - scores.shape[1] + chosen
-            fed, read = self._expand(scratch, fed[rows], tokens.gather(1, chosen), at + level, rows)
-        return pool
-
-    def _expand(
-        self, scratch: Scratch, fed: Tensor, tokens: Tensor, at: Tensor, parents: Tensor
-    ) -> tuple[Tensor, Tensor]:
-        """One pass of the head over all beams [R, B]; parents: the row of the last pass each hangs off."""
-        beams = tokens.shape[1]
-        tables = self._head.rotary(at.repeat_interleave(beams), fed.dtype)
-        attend = scratch.level(beams, parents)
-        result: tuple[Tensor, Tensor] = self._head(self._embedding[tokens.flatten()], fed, tables, attend)
-        return result
-
-    def _likeliest(self, read: Tensor, width: int) -> tuple[Tensor, Tensor]:
-        """(log-probabilities, target ids) of the likeliest tokens of each row, [N, min(width, beams)]."""
-        assert self._project is not None
-        logits = self._project(read)
-        best = logits.topk(min(max(width, 1), self._beams, logits.shape[-1]), dim=-1)
-        logs = best.values.float() - logits.float().logsumexp(-1, keepdim=True)
-        return logs, best.indices if self._ids is None else self._ids[best.indices]
-
-    def _enough(self, pool: _Pool, above: Tensor, nodes: int) -> bool:
-        """Whether nothing deeper can be among the best `nodes`, or it is too unlikely to be worth a pass."""
-        if float(above.exp().sum(1).max()) < self._least:
-            return True
-        if pool.size < nodes:
-            return False
-        bar = torch.cat(pool.scores, dim=1).topk(nodes, dim=1).values[:, -1]
-        return bool((above[:, 0] <= bar).all())
+        if not right or self._runner.lanes.settle(state.lane, text) != state.made:
+            self.forget(context.request_id)  # the id has a new life, or rows were missed
+            return None
+        if not state.waiting:  # asked again: the last slot is made anew, for what follows from it
+            assert state.last is not None
+            return Part(state.lane, state.made - 1, state.first, text, state.last, budget)
+        features = torch.cat(state.waiting) if len(state.waiting) > 1 else state.waiting[0]
+        return Part(state.lane, state.made, state.first, text, features, budget)
 
 
 def _check_fit(checkpoint: Checkpoint, ends: Ends, vocab: int) -> None:
@@ -239,25 +155,3 @@ def _check_fit(checkpoint: Checkpoint, ends: Ends, vocab: int) -> None:
         raise DraftError(
             f"the head is for {config.vocab} token ids, the target has {vocab}: another target's head?"
         )
-
-
-def _packed(linear: nn.Linear) -> Linear:
-    return pack([linear.weight], [linear.bias])
-
-
-def _drafts(pool: _Pool, budgets: Sequence[Budget]) -> list[Draft]:
-    """For each request the best nodes within its budget, parents first."""
-    tokens, parents, scores = (torch.cat(x, dim=1).tolist() for x in (pool.tokens, pool.parents, pool.scores))
-    return [_draft(t, p, s, b) for t, p, s, b in zip(tokens, parents, scores, budgets, strict=True)]
-
-
-def _draft(tokens: list[int], parents: list[int], scores: list[float], budget: Budget) -> Draft:
-    """Scores never rise from a node to its child, and children come later, so the best set holds its ancestors."""
-    depth: list[int] = []
-    for parent in parents:
-        depth.append(1 if parent == ROOT else depth[parent] + 1)
-    able = [i for i in range(len(tokens)) if depth[i] <= budget.depth and scores[i] > float("-inf")]
-    best = sorted(sorted(able, key=lambda i: (-scores[i], i))[: budget.nodes])
-    place = {node: i for i, node in enumerate(best)} | {ROOT: ROOT}
-    chances = torch.tensor([scores[i] for i in best]).exp().clamp(max=1.0).tolist()
-    return Draft(tuple(tokens[i] for i in best), tuple(place[parents[i]] for i in best), None, tuple(chances))

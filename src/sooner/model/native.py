@@ -10,7 +10,7 @@ import copy
 import ctypes
 from array import array
 from collections.abc import Sequence
-from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_int64, c_void_p
 from itertools import accumulate
 from typing import Any
 
@@ -28,58 +28,11 @@ from sooner.model.lanes import LaneCache, staged_parents
 from sooner.model.linear import pack
 from sooner.model.protocol import Ends, Output
 from sooner.native import build
-from sooner.native.arena import Arena
-from sooner.native.pages import Pages
+from sooner.native.decoder import LANES, Layer, Linear, Model, Packer, Pass, Room, in_turn, whole_panels
 
-_LANES = 16  # outputs in a panel; every inner size is a multiple of it
 _GELU = ("GELUTanh", "PytorchGELUTanh", "NewGELUActivation")
 _SILU = ("SiLU", "SiLUActivation")
-_SLICE = 4096  # outputs that are laid out at a time: bounds what packing takes beside the panels
 _ANGLES = 1024  # positions that rotary tables grow by
-
-
-class _Linear(Structure):
-    _fields_ = [
-        *((name, c_void_p) for name in ("w", "bias", "scale")),
-        *((name, c_int64) for name in ("units", "out")),
-        ("bits", c_int32),
-        ("top", c_float),
-        ("part", c_void_p * 3),
-        ("until", c_int64 * 3),
-    ]
-
-
-class _Layer(Structure):
-    _fields_ = [
-        *((name, _Linear) for name in ("qkv", "o", "gate_up", "down")),
-        *((name, c_void_p) for name in ("before_attention", "after_attention", "before_mlp", "after_mlp")),
-        *((name, c_void_p) for name in ("q_norm", "k_norm")),
-        *((name, c_int64) for name in ("norm_all", "table", "window")),
-        *((name, c_float) for name in ("scale", "softcap")),
-    ]
-
-
-class _Model(Structure):
-    _fields_ = [
-        *(
-            (n, c_int64)
-            for n in ("layers", "hidden", "heads", "kv_heads", "dim", "inner", "vocab", "gelu", "rotary")
-        ),
-        *((name, c_float) for name in ("eps", "embed_scale")),
-        *((name, c_void_p) for name in ("embed", "norm")),
-        ("head", _Linear),
-        ("layer", POINTER(_Layer)),
-    ]
-
-
-class _Pass(Structure):
-    _fields_ = [
-        *((name, c_int64) for name in ("rows", "segments", "wanted", "taps", "angles", "threads")),
-        *((name, c_void_p) for name in ("token", "position", "column", "lane", "parent")),
-        *((name, c_void_p) for name in ("offset", "row", "tap", "angle", "cos", "sin", "store")),
-        *((name, c_int64) for name in ("lanes", "capacity")),
-        *((name, c_void_p) for name in ("logits", "features", "scratch")),
-    ]
 
 
 def serves(source: nn.Module | Source) -> bool:
@@ -89,8 +42,8 @@ def serves(source: nn.Module | Source) -> bool:
     return (
         shape.device.type == "cpu"
         and shape.dtype in (torch.bfloat16, torch.float32)
-        and not any(size % _LANES for size in (shape.hidden, shape.inner))
-        and shape.dim % (_LANES * unit) == 0
+        and not any(size % LANES for size in (shape.hidden, shape.inner))
+        and shape.dim % (LANES * unit) == 0
         and type(shape.act).__name__ in (*_GELU, *_SILU)
         and _library(shape.dtype) is not None
     )
@@ -117,14 +70,13 @@ class NativeModel:
         self.context_limit = context_limit(shape.config)
         self.device = shape.device
         self._quantize, self._borrow = quantize, borrow
-        self._kept: list[Tensor] = []  # what the C structures point to
-        self._arena = Arena()
+        self._packer = Packer()
         self._angles = torch.empty((2, 0, 0, 0))
         types = getattr(shape.rotary, "rope_type", "default")
         kinds = types.values() if isinstance(types, dict) else [types]
         self._static = all(kind in families.STATIC_ROPE for kind in kinds)
         count = shape.layers
-        self._layers = (_Layer * count)()
+        self._layers = (Layer * count)()
         self._tables = sorted({kind for kind in map(source.rotary, range(count)) if kind is not None})
         for i in range(count):
             self._layers[i] = self._layer(source.parts(i))
@@ -132,17 +84,17 @@ class NativeModel:
                 source.drop(i)  # each layer's weights go as soon as they are packed
         # Where the head's panels hold the embedding, nothing else may keep it alive.
         self._embedding = None if source.tied and not borrow else source.embedding()
-        self._model = _Model(
+        self._model = Model(
             layers=count, hidden=shape.hidden, heads=shape.heads, kv_heads=shape.kv_heads, dim=shape.dim,
             inner=shape.inner, vocab=shape.vocab, gelu=type(shape.act).__name__ in _GELU,
             rotary=self._rotary_width(), eps=shape.norm.eps, embed_scale=shape.embed_scale,
-            embed=None if self._embedding is None else self._keep(self._embedding.detach()),
+            embed=None if self._embedding is None else self._packer.keep(self._embedding.detach()),
             norm=self._norm(shape.norm), head=self._linear(source.head, quantize and "int8"), layer=self._layers,
         )  # fmt: skip
         self._head = source.head.weights[0].detach() if borrow else None
         if not borrow:
             source.drop_ends()
-        self._scratch = torch.zeros(0, dtype=torch.uint8)
+        self._room = Room()
         self.lanes = LaneCache(count, shape.kv_heads, shape.dim, shape.dtype, self.device)
 
     def forward(self, step: Step, *, rows: Tensor, taps: Sequence[int] = ()) -> Output:
@@ -158,7 +110,7 @@ class NativeModel:
         offset = parent + 8 * count
         tap = offset + 8 * len(step.offsets)
         cos = cos_sin.data_ptr()
-        now = _Pass(
+        now = Pass(
             rows=count, segments=len(step.segments), wanted=wanted, taps=len(taps), angles=cos_sin.shape[2],
             threads=torch.get_num_threads(), token=step.tokens.data_ptr(), position=step.positions.data_ptr(),
             column=step.columns.data_ptr(), lane=step.lanes.data_ptr(), parent=parent, offset=offset,
@@ -167,11 +119,7 @@ class NativeModel:
             store=store.data_ptr(), lanes=store.shape[2], capacity=store.shape[4], logits=logits.data_ptr(),
             features=None if features is None else features.data_ptr(),
         )  # fmt: skip
-        room = self._library.scratch_bytes(ctypes.byref(self._model), ctypes.byref(now)) + 64
-        if room > self._scratch.shape[0]:
-            # Pages of its own, with room to spare: an allocator keeps what a buffer of 8 MB leaves when it grows.
-            self._scratch = Pages((2 * room,), torch.uint8).tensor
-        now.scratch = -(-self._scratch.data_ptr() // 64) * 64
+        now.scratch = self._room.at(self._library.scratch_bytes(ctypes.byref(self._model), ctypes.byref(now)))
         self._library.run_pass(ctypes.byref(self._model), ctypes.byref(now))
         if self._shape.softcap is not None:
             logits = torch.tanh(logits / self._shape.softcap) * self._shape.softcap
@@ -191,23 +139,23 @@ class NativeModel:
                 whole if own is None else own, self._shape.norm.weight, pack([whole], [None]), lambda: whole
             )
         units = self._model.head.units
-        count = -(-self.vocab_size // _LANES) * units * _LANES
-        panels = next(t for t in self._kept if t.data_ptr() == self._model.head.w)
-        rows = panels.view(-1, units, _LANES).transpose(1, 2).reshape(count // units, units)
+        count = -(-self.vocab_size // LANES) * units * LANES
+        panels = next(t for t in self._packer.kept if t.data_ptr() == self._model.head.w)
+        rows = panels.view(-1, units, LANES).transpose(1, 2).reshape(count // units, units)
         head = rows.view(self._shape.dtype)[: self.vocab_size]
         return Ends(head if own is None else own, self._shape.norm.weight, pack([head], [None]), lambda: head)
 
     def first_layers(self, count: int) -> NativeModel:
         """The first `count` layers, the final norm and the head, on the same weights, with lanes of its own."""
         early, shape = copy.copy(self), self._shape
-        early._model = _Model.from_buffer_copy(self._model)
+        early._model = Model.from_buffer_copy(self._model)
         early._model.layers = count
-        early._scratch = torch.zeros(0, dtype=torch.uint8)
+        early._room = Room()
         early.lanes = LaneCache(count, shape.kv_heads, shape.dim, self._shape.dtype, self.device)
         return early
 
     def _layer(self, parts: Parts[Weights]) -> Any:
-        return _Layer(
+        return Layer(
             qkv=self._linear(parts.qkv, self._quantize),
             o=self._linear(parts.out, self._quantize),
             gate_up=self._linear(parts.gate_up, self._quantize, gated=self._shape.inner),
@@ -225,12 +173,8 @@ class NativeModel:
             softcap=parts.softcap or 0.0,
         )
 
-    def _keep(self, tensor: Tensor) -> int:
-        self._kept.append(tensor.contiguous())
-        return self._kept[-1].data_ptr()
-
     def _norm(self, norm: Norm | None) -> int | None:
-        return None if norm is None else self._keep(norm.weight)
+        return None if norm is None else self._packer.keep(norm.weight)
 
     def _linear(self, maps: Weights, quantize: str | None, gated: int = 0) -> Any:
         """Weights [out, in] in panels of 16 outputs, units of 32 bits: [out / 16, units, 16]; or at fewer bits.
@@ -242,39 +186,33 @@ class NativeModel:
         dtype = self._shape.dtype
         weight, bias = maps.stacked(dtype)
         if gated:
-            weight, bias = _in_turn(weight.to(dtype), gated), None if bias is None else _in_turn(bias, gated)
-        out, inputs = weight.shape
-        units = inputs * dtype.itemsize // 4
-        bias_at = None if bias is None else self._keep(bias.float())
+            weight, bias = in_turn(weight.to(dtype), gated), None if bias is None else in_turn(bias, gated)
         if quantize is not None:
-            small = fewer.panels(quantize, _whole_panels(weight.to(dtype)))
-            codes = self._arena.take(small.codes.numel() // 4)
+            out, units = weight.shape[0], weight.shape[1] * dtype.itemsize // 4
+            bias_at = None if bias is None else self._packer.keep(bias.float())
+            small = fewer.panels(quantize, whole_panels(weight.to(dtype)))
+            codes = self._packer.arena.take(small.codes.numel() // 4)
             codes.copy_(small.codes.view(-1).view(torch.int32))
-            scale = None if small.scale is None else self._keep(small.scale)
-            return _Linear(self._keep(codes), bias_at, scale, units, out, small.bits, small.top)
-        panels = self._arena.take(-(-out // _LANES) * _LANES * units).view(-1, units, _LANES)
-        for start in range(0, out, _SLICE):
-            rows = _whole_panels(weight[start : start + _SLICE].to(dtype)).view(torch.int32)
-            first = start // _LANES
-            panels[first : first + len(rows) // _LANES] = rows.view(-1, _LANES, units).transpose(1, 2)
-        return _Linear(self._keep(panels), bias_at, None, units, out, 0, 0.0)
+            scale = None if small.scale is None else self._packer.keep(small.scale)
+            return Linear(self._packer.keep(codes), bias_at, scale, units, out, small.bits, small.top)
+        return self._packer.linear(weight, bias, dtype)
 
     def _plain(self, maps: Weights, gated: int) -> Any:
         """Weights where they lie."""
         found = [w.detach().contiguous() for w in maps.weights]
         if gated and len(found) == 1:
             found = [found[0][:gated], found[0][gated:]]
-        self._kept += found
+        self._packer.kept += found
         _, bias = Weights(found[:1], maps.biases).stacked(self._shape.dtype)
         if gated and bias is not None:
-            bias = _in_turn(bias, gated)
+            bias = in_turn(bias, gated)
         ends = list(accumulate(len(w) for w in found))
         units = found[0].shape[1] * found[0].element_size() // 4
-        bias_at = None if bias is None else self._keep(bias.float())
+        bias_at = None if bias is None else self._packer.keep(bias.float())
         spare = 3 - len(found)
         part = (c_void_p * 3)(*(w.data_ptr() for w in found), *[None] * spare)
         until = (c_int64 * 3)(*ends, *[0] * spare)
-        return _Linear(None, bias_at, None, units, ends[-1], 0, 0.0, part, until)
+        return Linear(None, bias_at, None, units, ends[-1], 0, 0.0, part, until)
 
     def _rotary_width(self) -> int:
         if not self._tables:
@@ -314,17 +252,6 @@ def _opened(source: nn.Module | Source) -> Source:
     return Modules(source) if isinstance(source, nn.Module) else source
 
 
-def _whole_panels(weight: Tensor) -> Tensor:
-    """[out, in] in one piece, `out` filled up to whole panels."""
-    missing = -len(weight) % _LANES
-    return (nn.functional.pad(weight, (0, 0, 0, missing)) if missing else weight).contiguous()
-
-
-def _in_turn(stacked: Tensor, inner: int) -> Tensor:
-    """Gate rows then up rows -> 16 of gate, 16 of up, 16 of gate, ..."""
-    return stacked.view(2, inner // _LANES, _LANES, *stacked.shape[1:]).transpose(0, 1).reshape(stacked.shape)
-
-
 def _library(dtype: torch.dtype) -> Any:
     """The compiled pass for a dtype, its signatures told, or None."""
     made = build.library("pass.c", f"BF16={int(dtype == torch.bfloat16)}")
@@ -332,7 +259,7 @@ def _library(dtype: torch.dtype) -> Any:
         return None
     made.scratch_bytes.restype = c_int64
     made.run_pass.restype = None
-    for structure, which in ((_Linear, 0), (_Layer, 1), (_Model, 2), (_Pass, 3)):
+    for structure, which in ((Linear, 0), (Layer, 1), (Model, 2), (Pass, 3)):
         made.struct_bytes.restype = c_int64
         if made.struct_bytes(c_int64(which)) != ctypes.sizeof(structure):
             raise RuntimeError(f"{structure.__name__} is laid out otherwise in C")

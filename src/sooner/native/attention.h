@@ -88,8 +88,8 @@ typedef struct {
     int64_t prefix;
 } Seen;
 
-static void see(const Pass *p, Seen *seen) {
-    for (int64_t r = 0; r < p->rows; r++) {
+static void see(const Pass *p, int64_t first, int64_t end, Seen *seen) {
+    for (int64_t r = first; r < end; r++) {
         int64_t up = p->parent[r];
         int straight = up < 0 || (seen[up].prefix == p->position[up] + 1 && p->column[r] == p->column[up] + 1);
         seen[r].prefix = straight ? p->position[r] + 1 : seen[up].prefix;

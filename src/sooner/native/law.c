@@ -5,9 +5,7 @@
  */
 #define BF16 0
 #include "vector.h"
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
+#include "few.h"
 
 typedef struct {
     float value;
@@ -243,33 +241,6 @@ void shape_rows(const Laws *p) {
     for (int64_t r = 0; r < p->rows; r++)
         for (int64_t i = count[r]; i < most && i < p->room; i++) p->ids[r * p->room + i] = 0, p->mass[r * p->room + i] = 0;
     count[p->rows] = most;
-}
-
-/* The `count` likeliest ids of one row, best first, the lower id among equals; all NaN if any logit is. */
-static void few_best(const float *x, int64_t n, int64_t count, int64_t *ids, float *values) {
-    int64_t held = 0, i = 0;
-    int odd = 0;
-    float least = -INFINITY;
-#define TAKE(at)                                                                       \
-    do {                                                                               \
-        float value = x[at];                                                           \
-        odd |= value != value;                                                         \
-        if (held < count || value > least) {                                           \
-            int64_t j = held < count ? held++ : count - 1;                             \
-            for (; j && values[j - 1] < value; j--) values[j] = values[j - 1], ids[j] = ids[j - 1]; \
-            values[j] = value, ids[j] = (at);                                          \
-            if (held == count) least = values[count - 1];                              \
-        }                                                                              \
-    } while (0)
-    for (; i < n && held < count; i++) TAKE(i);
-#ifdef __AVX512F__
-    for (; i + L <= n; i += L) {
-        uint32_t some = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), _mm512_set1_ps(least), _CMP_NLE_UQ);
-        for (; some; some &= some - 1) TAKE(i + __builtin_ctz(some));
-    }
-#endif
-    for (; i < n; i++) TAKE(i);
-    for (int64_t j = 0; odd && j < count; j++) ids[j] = j, values[j] = NAN;
 }
 
 /* ids, values [rows, count] of logits [rows, vocab]; count <= vocab. */
