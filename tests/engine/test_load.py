@@ -102,6 +102,17 @@ def test_the_same_prompt_sixteen_times_is_computed_once(at_once: bool) -> None:
     assert [request.tally.close().reused for request in requests] == [0] + [999] * 15
 
 
+@pytest.mark.parametrize(("common", "reused"), [(20, 20), (10, 0)])
+def test_a_short_beginning_is_copied_if_it_is_worth_it(common: int, reused: int) -> None:
+    one = engine(config=EngineConfig(4, 1024, 256))
+    first = one.add(PROMPT[:60], GREEDY)
+    finish(one, first)
+    second = one.add([*PROMPT[:common], (PROMPT[common] + 1) % 17, *PROMPT[100:120]], GREEDY)
+    finish(one, second)
+    assert second.tally.close().reused == reused
+    assert second.tokens[len(second.prompt) :] == plain_text(one.model.next_logits, second.prompt, GREEDY)[0]  # type: ignore[attr-defined]  # a ToyModel
+
+
 def test_another_scope_gets_no_hit() -> None:
     one = engine(config=EngineConfig(16, 1024, 256))
     mine = [one.add(PROMPT, replace(GREEDY, cache_salt=salt)) for salt in ("a", "b", None, "a")]

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
 from sooner.errors import ConfigError
 from sooner.llm import LLM
+from sooner.model.lanes import common_prefix
 from sooner.params import SamplingParams
 from sooner.train import shards, text
 from sooner.train.styles import STYLES, TOPICS
@@ -75,6 +78,23 @@ def test_a_run_that_goes_on_with_enough_text_adds_none(tiny: Path, tmp_path: Pat
     before = {path.name: path.read_bytes() for path in tmp_path.iterdir()}
     assert write(tiny, tmp_path, 500) == held
     assert {path.name: path.read_bytes() for path in tmp_path.iterdir()} == before
+
+
+def test_an_answer_to_a_long_turn_goes_on_from_the_turn(tiny: Path) -> None:
+    """The turn was written under another system prompt, so pasted documents were computed twice."""
+    llm, _ = writer(tiny)
+    reply, long = llm.encode(" the quick brown fox jumps over the lazy dog" * 4), 0
+    for number in range(60):
+        conversation, asks = text._conversation(llm, 3, number, set()), []
+        with suppress(StopIteration):
+            asks.append(next(conversation))
+            while True:
+                asks.append(conversation.send(reply))
+        for turn, answer in pairwise(asks):
+            if turn.kind == "turn" and len(turn.prompt) > 100:
+                assert common_prefix(turn.prompt, answer.prompt) > len(turn.prompt) - 5
+                long += 1
+    assert long > 20
 
 
 def test_a_target_without_a_chat_template_cannot_write_user_turns(tiny: Path, tmp_path: Path) -> None:

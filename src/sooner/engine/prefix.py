@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from sooner.engine.request import Request
 from sooner.model.lanes import LaneCache, common_prefix
 
-LEAST = 32  # tokens that are worth a copy
+LEAST = 16  # tokens that are worth a copy
+_AWAITED = 32  # tokens that are worth waiting for
 
 
 class Placement:
@@ -31,7 +32,7 @@ class Placement:
         for other in running:
             if other.lane is not None and _scope(other) == _scope(request) and other.missing > 1:
                 common = common_prefix(other.tokens[:-1], wanted)
-                if common >= held + LEAST and other.held < common:
+                if common >= held + _AWAITED and other.held < common:
                     return True
         return False
 

@@ -55,6 +55,8 @@ _REPORT = "Write a long and detailed news report about {topic}. Write ten paragr
 _CHAPTER = "Write a long and detailed chapter of a textbook about {topic}. Write ten paragraphs."
 _PASSAGE = "Write one encyclopedia paragraph about {topic}."
 _READER = "The user pastes a text and asks about it."
+# A text is long to read and an answer about it short: so there is more than one.
+_MORE = ("Who", "What", "Why", "When", "How", "Shorten", "Now", "List", "Which", "Is", "Give me", "Rewrite")
 
 STYLES = (
     Style(
@@ -162,6 +164,7 @@ STYLES = (
         ),
         turn=0,
         document=_NEWS,
+        follow_ups=_MORE,
     ),
     Style(
         "reading",
@@ -175,6 +178,7 @@ STYLES = (
         ),
         turn=32,
         document=_ENTRY,
+        follow_ups=_MORE,
     ),
     Style(
         "rewriting",
@@ -187,6 +191,7 @@ STYLES = (
         ),
         turn=0,
         document="Write one paragraph of five sentences about {topic}.",
+        follow_ups=_MORE,
     ),
     Style(
         "extraction",
@@ -199,6 +204,7 @@ STYLES = (
         ),
         turn=0,
         document=_NEWS,
+        follow_ups=_MORE,
     ),
     Style(
         "technical",
@@ -226,6 +232,7 @@ STYLES = (
         turn=0,
         document=_REPORT,
         size=(300, 800),
+        follow_ups=_MORE,
     ),
     Style(
         "long reading",
@@ -239,6 +246,7 @@ STYLES = (
         turn=32,
         document=_CHAPTER,
         size=(300, 800),
+        follow_ups=_MORE,
     ),
     Style(
         "retrieval",
@@ -255,6 +263,7 @@ STYLES = (
         passages=4,
         size=(60, 160),
         answer=160,
+        follow_ups=_MORE,
     ),
     Style(
         "dialogue",
@@ -291,11 +300,11 @@ _WEIGHTS = {
     "math": 4,
     "question": 4,
     "translation": 3,
-    "summarization": 2,
+    "summarization": 1,
     "reading": 2,
-    "long summarization": 2,
+    "long summarization": 1,
     "long reading": 1,
-    "retrieval": 3,
+    "retrieval": 2,
     "dialogue": 4,
 }
 

@@ -27,6 +27,7 @@ SHARD = 8192  # written tokens in a shard
 _LIVELY, _NUCLEUS = 0.8, 0.9  # temperature and top-p of what a user says; above that a small target rambles
 _SAMPLED = 8  # every so many-th answer is sampled at temperature 1, the others are greedy
 _TURNS = 3  # most turns of a user in a conversation with follow-ups
+_LATER = 32  # most tokens added to a further turn where the first was complete
 _BARREN = 1000  # conversations that come to nothing before giving up
 _MARK = "\u2063"  # stands for what the model is to write, while the template is rendered
 
@@ -143,10 +144,11 @@ def _conversation(llm: LLM, seed: int, number: int, seen: set[tuple[int, ...]]) 
     turn = opening.replace("{topic}", topic).replace("{document}", document)
     said: list[Message] = []
     for follow_up in ("", *dice.sample(style.follow_ups, min(dice.randint(1, _TURNS - 1), len(style.follow_ups)))):
-        turn = follow_up or turn
-        if style.turn:
-            begun = _begun_turn(llm, style.system, said, turn)
-            turn += _plain(llm, (yield Ask(begun, _lively(dice, style.turn), "turn")))
+        turn, more = follow_up or turn, style.turn or (_LATER if said else 0)
+        if more:
+            # Long ones are begun as the answer's prompt will be, so its lane holds all but the last few rows.
+            begun = _begun_turn(llm, "" if said or document else style.system, said, turn)
+            turn += _plain(llm, (yield Ask(begun, _lively(dice, more), "turn")))
         said.append({"role": "user", "content": turn.strip()})
         prompt = llm.encode_chat(said)
         if tuple(prompt) in seen:
@@ -162,7 +164,8 @@ def _document(llm: LLM, style: Style, topic: str, dice: random.Random) -> Genera
     others = dice.sample(TOPICS, style.passages) if style.document else []
     for about in (topic, *others)[: len(others)]:
         prompt = llm.encode_chat(style.document.format(topic=about))
-        passages.append(_plain(llm, (yield Ask(prompt, _lively(dice, dice.randint(*style.size)), "document"))))
+        said = yield Ask(prompt, _lively(dice, dice.randint(*style.size)), "document")
+        passages.append(_plain(llm, said).strip())
     dice.shuffle(passages)
     return "\n\n".join(passages)
 
@@ -183,7 +186,8 @@ def _plain(llm: LLM, tokens: Sequence[int]) -> str:
 
 
 def _begun_turn(llm: LLM, system: str, said: Sequence[Message], begun: str) -> list[int]:
-    """The chat template up to the middle of a user's turn. said: the turns before it."""
+    """The chat template up to the middle of a user's turn. said: the turns before it;
+    system "": the one the template has of its own."""
     template = getattr(llm.target.tokenizer, "chat_template", None)
     if not template:
         raise ConfigError(
@@ -192,7 +196,7 @@ def _begun_turn(llm: LLM, system: str, said: Sequence[Message], begun: str) -> l
     turns = [{"role": "system", "content": system}, *said, {"role": "user", "content": begun + _MARK}]
     render = llm.target.tokenizer.apply_chat_template
     try:
-        text = render(turns, tokenize=False)
+        text = render(turns if system else turns[1:], tokenize=False)
     except Exception:  # templates are programs; many refuse a system turn
         text = render(turns[1:], tokenize=False)
     return llm.target.encode(str(text).split(_MARK)[0], special=False)
