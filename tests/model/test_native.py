@@ -167,6 +167,21 @@ def test_the_bits_of_a_row_are_the_same_alone_in_chains_in_trees_and_in_company(
                 break
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_the_bits_of_a_row_are_the_same_in_passes_of_every_number_of_rows(dtype: torch.dtype) -> None:
+    """Products go in tiles of up to 14 rows, as even as can be, or of 8: none has an order of its own."""
+    model = native.NativeModel(made("llama", head_dim=32).to(dtype))
+    dice = random.Random(7)
+    lane = model.lanes.open()
+    text = [dice.randrange(97) for _ in range(45)]
+    whole = pack([Segment(lane, 0, (text[0],), chain(text[1:]))])
+    right = model.forward(whole, rows=whole.law_rows).logits
+    for count in range(1, len(text)):
+        model.lanes.settle(lane, [])
+        step = pack([Segment(lane, 0, (text[0],), chain(text[1:count]))])
+        assert torch.equal(model.forward(step, rows=step.law_rows).logits, right[:count]), count
+
+
 def test_logits_that_are_not_finite_stay_so() -> None:
     module = made("llama")
     with torch.no_grad():

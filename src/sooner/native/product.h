@@ -33,28 +33,43 @@ typedef void (*Kernel)(const uint32_t *x, int64_t ldx, const uint32_t *w, int64_
     static void kernel_##M##_##P(const uint32_t *restrict x, int64_t ldx, const uint32_t *restrict w,         \
                                  int64_t units, float *restrict out, int64_t ldo, const uint32_t *next) {       \
         vf acc[M][P];                                                                                         \
-        _Pragma("GCC unroll 8") for (int m = 0; m < M; m++)                                                   \
-            _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) acc[m][p] = splat(0);                         \
+        _Pragma("GCC unroll 16") for (int m = 0; m < M; m++)                                                  \
+            _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) acc[m][p] = splat(0);                        \
         for (int64_t u = 0; u < units; u++) {                                                                 \
             vu v[P];                                                                                          \
-            _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) {                                             \
+            _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) {                                            \
                 v[p] = *(const vu_u *)(w + (p * units + u) * L);                                              \
                 if (M >= FETCH_FROM) __builtin_prefetch(next + (p * units + u) * L, 0, 2);                    \
             }                                                                                                 \
-            _Pragma("GCC unroll 8") for (int m = 0; m < M; m++) {                                             \
+            _Pragma("GCC unroll 16") for (int m = 0; m < M; m++) {                                            \
                 uint32_t one = x[m * ldx + u];                                                                \
-                _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) acc[m][p] = DOT(acc[m][p], v[p], one);    \
+                _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) acc[m][p] = DOT(acc[m][p], v[p], one);   \
             }                                                                                                 \
         }                                                                                                     \
-        _Pragma("GCC unroll 8") for (int m = 0; m < M; m++)                                                   \
-            _Pragma("GCC unroll 8") for (int p = 0; p < P; p++) * (vf_u *)(out + m * ldo + p * L) = acc[m][p]; \
+        _Pragma("GCC unroll 16") for (int m = 0; m < M; m++)                                                  \
+            _Pragma("GCC unroll 16") for (int p = 0; p < P; p++) * (vf_u *)(out + m * ldo + p * L) = acc[m][p];\
     }
-#define KERNELS(M) KERNEL(M, 1) KERNEL(M, 2) KERNEL(M, 3) KERNEL(M, 4)
-KERNELS(1) KERNELS(2) KERNELS(3) KERNELS(4)
-KERNELS(5) KERNELS(6) KERNELS(7) KERNELS(8)
-#define TABLE(M) {kernel_##M##_1, kernel_##M##_2, kernel_##M##_3, kernel_##M##_4}
-static const Kernel kernels[8][4] = {TABLE(1), TABLE(2), TABLE(3), TABLE(4), TABLE(5), TABLE(6), TABLE(7), TABLE(8)};
-static const int widest[8] = {4, 4, 4, 4, 4, 4, 3, 3}; /* panels at once: sums must fit into 32 registers */
+/* Sums of M rows in P panels must fit into 32 registers beside what they are made of. */
+#define UP_TO_2(M) KERNEL(M, 1) KERNEL(M, 2)
+#define UP_TO_3(M) UP_TO_2(M) KERNEL(M, 3)
+#define UP_TO_4(M) UP_TO_3(M) KERNEL(M, 4)
+UP_TO_4(1) UP_TO_4(2) UP_TO_4(3) UP_TO_4(4) UP_TO_4(5) UP_TO_4(6)
+UP_TO_3(7) UP_TO_3(8) UP_TO_3(9)
+UP_TO_2(10) UP_TO_2(11) UP_TO_2(12) UP_TO_2(13) UP_TO_2(14)
+#define OF_2(M) {kernel_##M##_1, kernel_##M##_2}
+#define OF_3(M) {kernel_##M##_1, kernel_##M##_2, kernel_##M##_3}
+#define OF_4(M) {kernel_##M##_1, kernel_##M##_2, kernel_##M##_3, kernel_##M##_4}
+#define TALLEST 14
+static const Kernel kernels[TALLEST][4] = {OF_4(1), OF_4(2), OF_4(3),  OF_4(4),  OF_4(5),  OF_4(6),  OF_3(7),
+                                           OF_3(8), OF_3(9), OF_2(10), OF_2(11), OF_2(12), OF_2(13), OF_2(14)};
+static const int widest[TALLEST] = {4, 4, 4, 4, 4, 4, 3, 3, 3, 2, 2, 2, 2, 2}; /* panels at once */
+
+/* Rows of one tile: eights where they fit, which multiply fastest; else as few and even as can be, since a low last
+ * tile costs nearly what a high one does, and panels that go from memory to one tile are fetched while it works. */
+static int tile_of(int64_t rows) {
+    int64_t tiles = (rows + TALLEST - 1) / TALLEST;
+    return rows % 8 ? (int)((rows + tiles - 1) / tiles) : 8;
+}
 
 /* out[m, n] = x[m] . w[n] + bias[n]. With `gated`, panels are gate and up in turn and out2 gets act(gate) * up. */
 static void product(const Linear *lin, const elem *x, int64_t rows, float *out, elem *gated, int64_t gelu,
@@ -67,12 +82,12 @@ static void product(const Linear *lin, const elem *x, int64_t rows, float *out, 
         from *= 2, to *= 2;
     } else
         share(panels, &from, &to);
-    int tall = lin->bits ? 16 : 8;
-    float tile[8 * 4 * L];
+    int tall = lin->bits ? 16 : tile_of(rows);
+    float tile[32 * L]; /* 14 rows of 2 panels, 9 of 3, 16 of 2 of whole numbers */
     for (int64_t p = from, step; p < to; p += step) {
         int most = lin->bits ? 2 : 4;
-        for (int64_t m = 0; m < rows && !lin->bits; m += 8) {
-            int height = rows - m < 8 ? (int)(rows - m) : 8;
+        for (int64_t m = 0; m < rows && !lin->bits; m += tall) {
+            int height = rows - m < tall ? (int)(rows - m) : tall;
             if (widest[height - 1] < most) most = widest[height - 1];
         }
         if (gated) most &= ~1; /* gate and up stay together */
@@ -95,7 +110,7 @@ static void product(const Linear *lin, const elem *x, int64_t rows, float *out, 
                 multiply_whole(lin, &rounded, m, height, p, step, to_, ld);
             else
                 kernels[height - 1][step - 1](units + m * lin->units, lin->units, w, lin->units, to_, ld,
-                                               m + 8 < rows || lin->part[0] ? w : w + step * lin->units * L);
+                                               m + tall < rows || lin->part[0] ? w : w + step * lin->units * L);
             if (lin->bias)
                 for (int i = 0; i < height; i++)
                     for (int64_t n = 0; n < step * L && p * L + n < lin->out; n++)
