@@ -119,7 +119,7 @@ def test_the_weights_take_half_or_a_third_and_no_second_copy_is_kept() -> None:
         module = made("llama", hidden_size=256, intermediate_size=512, tie_word_embeddings=True).bfloat16()
         model = native.NativeModel(module, kind)
         assert sum(p.numel() for p in module.parameters()) <= 256  # the final norm
-        return sum(tensor.nbytes for tensor in model._kept)
+        return sum(tensor.nbytes for tensor in model._packer.kept)
 
     plain = held(None)
     assert held("int8") < 0.53 * plain
