@@ -64,6 +64,8 @@ def drafted(head: EagleHead, embedding: Tensor, batch: Batch, window: int, slot:
 @pytest.fixture(autouse=True, params=[4, 128], ids=["blocks of 4", "one block"])
 def block(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(unroll, "_BLOCK", request.param)
+    for grain in ("_GRAIN", "_ROWS"):
+        monkeypatch.setattr(unroll, grain, 2)
 
 
 @pytest.mark.parametrize("switches", [{}, {"norm_before_residual": True}, {"norm_output": True}], ids=str)
@@ -81,6 +83,45 @@ def test_every_step_of_every_slot_is_what_drafting_from_there_computes(
                 for step in range(3):
                     row = together[step][window * 9 + slot]
                     assert torch.allclose(row, alone[step], atol=1e-6), (window, slot, step)
+
+
+@pytest.mark.parametrize("share", [0.15, 0.4, 1.0])
+@pytest.mark.parametrize("kv_heads", [4, 2])
+def test_slots_nothing_asked_for_depends_on_can_be_left_out(kv_heads: int, share: float) -> None:
+    """Loss and gradients are those of all slots, some of whose outputs are not looked at."""
+    head, batch = tiny_head(kv_heads), tiny_batch(3, 40)
+    batch.first[1, 17] = True
+    embedding = torch.randn(VOCAB, H, dtype=torch.float64)
+    assert head.head is not None
+    found = []
+    for few in (False, True):
+        head.zero_grad()
+        generator = torch.Generator().manual_seed(8)
+        if few:
+            wanted = loss.drawn(batch, 3, share, generator)
+            read = unroll.unrolled(head, embedding, batch, 3, [these.rows for these in wanted])
+            assert [len(x) for x in read] == [len(these.rows) for these in wanted]
+            total, shown = loss.loss_of(read, head.head.weight, wanted, 0.8)
+        else:
+            seen = unroll.unrolled(head, embedding, batch, 3)
+            total, shown = loss.loss(seen, head.head.weight, batch, 0.8, share, generator)
+        total.backward()  # type: ignore[no-untyped-call]  # torch's own
+        found.append(({name: p.grad.clone() for name, p in head.named_parameters() if p.grad is not None}, shown))
+    (whole, shown), (some, also) = found
+    assert also == pytest.approx(shown, rel=1e-9)
+    assert whole.keys() == some.keys()
+    for name, gradient in whole.items():
+        assert torch.allclose(gradient, some[name], rtol=1e-5, atol=1e-7), name
+
+
+def test_a_step_runs_the_slots_it_is_asked_for_and_those_later_steps_need(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted by what the head is handed: all slots once, for they are seen, then ever fewer."""
+    head, batch, ran = tiny_head(), tiny_batch(2, 40), []
+    forward = head.forward
+    monkeypatch.setattr(head, "forward", lambda *given: ran.append(len(given[0])) or forward(*given))
+    wanted = [torch.tensor([3, 44]), torch.tensor([9, 20, 41]), torch.tensor([9, 50])]
+    unroll.unrolled(head, torch.randn(VOCAB, H, dtype=torch.float64), batch, 3, wanted)
+    assert ran == [80, 8, 4]
 
 
 def test_gradients_agree_with_finite_differences() -> None:

@@ -18,7 +18,7 @@ from torch.nn.functional import gelu, relu, silu
 from sooner.errors import ModelError, unknown
 
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""query [N, H, D], key and value [N, KV, D], rotated already -> [N, H * D]."""
+"""query [N, H, D], key and value [N, KV, D], rotated already -> [N, H * D], of the rows that are kept."""
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": silu,
@@ -218,13 +218,21 @@ class EagleHead(nn.Module):
         return angles.cos().to(dtype), angles.sin().to(dtype)
 
     def forward(
-        self, embedded: Tensor, feature: Tensor, tables: tuple[Tensor, Tensor], attend: Attend
+        self,
+        embedded: Tensor,
+        feature: Tensor,
+        tables: tuple[Tensor, Tensor],
+        attend: Attend,
+        kept: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """One pass over slots: ([N, h] fed back as features of the next, [N, h] that the LM head reads).
 
         embedded: [N, h] of the slots' tokens. feature: [N, h], fused or fed back. tables: see `rotary`.
+        kept: rows whose output is wanted, all by default; `attend` gives theirs alone, and sees the others.
         """
         x, residual = self._join(embedded, feature)
+        if kept is not None:
+            residual = residual.index_select(0, kept)
         x = residual + self._attention(x, tables, attend)
         gate, up = self.gate_up(self.before_mlp(x)).chunk(2, dim=-1)
         x = x + self.down(self._act(gate) * up)

@@ -85,8 +85,9 @@ class EagleTask:
     def loss(self, step: int) -> tuple[Tensor, float]:
         r, batch = self._recipe, self._windows.batch(step)
         assert self._head.head is not None  # EAGLE-3
-        seen = unroll.unrolled(self._head, self._embedding, batch, r.unroll)
-        return loss.loss(seen, self._head.head.weight, batch, r.step_decay, r.share, self._windows.generator(step))
+        wanted = loss.drawn(batch, r.unroll, r.share, self._windows.generator(step))
+        read = unroll.unrolled(self._head, self._embedding, batch, r.unroll, [these.rows for these in wanted])
+        return loss.loss_of(read, self._head.head.weight, wanted, r.step_decay)
 
     @torch.no_grad()
     def score(self) -> Mapping[str, float]:

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sooner.train.windows import Batch, have_label, labels
+from sooner.train.windows import Batch, Labels, have_label, labels
 
 
 def wide(x: Tensor) -> Tensor:
@@ -47,27 +47,38 @@ class _ReadLoss(torch.autograd.Function):
         return d_x.mul_(scale), None if d_matrix is None else d_matrix.mul_(scale), None, None, None
 
 
+def drawn(batch: Batch, steps: int, share: float, generator: torch.Generator) -> list[Labels]:
+    """The slots whose loss is taken at each step, and what they have to say. share: part of those with a label."""
+    chosen = []
+    count = batch.tokens.numel()
+    for step in range(steps):
+        have = have_label(batch, step).flatten().nonzero()[:, 0]
+        # Always as many rows: kernels are compiled for each number of them.
+        some = torch.randperm(len(have), generator=generator)[: max(int(count * share), 1)]
+        chosen.append(labels(batch, step, None if share >= 1 else have[some.to(have.device)]))
+    return chosen
+
+
 def loss(
     seen: Sequence[Tensor], matrix: Tensor, batch: Batch, decay: float, share: float, generator: torch.Generator
 ) -> tuple[Tensor, float]:
     """(what to descend, mean cross-entropy over all steps). matrix: the LM head's, [ids, h].
 
-    share: part of the slots, drawn anew at each step, whose loss is taken: the LM head is most of the work.
+    share: part of the slots whose loss is taken, drawn anew at each step: the LM head is most of the work.
     """
-    read, wanted, weights = [], [], []
-    count = batch.tokens.numel()
-    for step, states in enumerate(seen):
-        have = have_label(batch, step).flatten().nonzero()[:, 0]
-        # Always as many rows: kernels are compiled for each number of them.
-        drawn = torch.randperm(len(have), generator=generator)[: max(int(count * share), 1)]
-        these = labels(batch, step, None if share >= 1 else have[drawn.to(have.device)])
-        read.append(states[these.rows])
-        wanted.append(these)
-        rows = len(these.rows)
-        weights.append(torch.full((rows,), decay**step / max(rows, 1), device=states.device))
+    wanted = drawn(batch, len(seen), share, generator)
+    return loss_of([states[these.rows] for states, these in zip(seen, wanted, strict=True)], matrix, wanted, decay)
+
+
+def loss_of(
+    read: Sequence[Tensor], matrix: Tensor, wanted: Sequence[Labels], decay: float
+) -> tuple[Tensor, float]:
+    """The same of the slots `wanted` alone; read: what the LM head reads there, at each step."""
+    rows = [len(these.rows) for these in wanted]
+    weights = [torch.full((n,), decay**step / max(n, 1), device=read[0].device) for step, n in enumerate(rows)]
     ids, probs = torch.cat([w.ids for w in wanted]), torch.cat([w.probs for w in wanted])
     total, mean = _ReadLoss.apply(  # type: ignore[no-untyped-call]  # torch's own
-        torch.cat(read), matrix, ids, probs, torch.cat(weights)
+        torch.cat(list(read)), matrix, ids, probs, torch.cat(weights)
     )
     return total, float(mean)
 
