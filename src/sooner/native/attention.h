@@ -161,6 +161,14 @@ static void mix(const uint32_t *p, int64_t ldp, const View *const *views, int64_
     }
 }
 
+#define AHEAD (4 * L) /* columns that keys are fetched before they are read; the processor stops at each page */
+
+/* L columns from `first` on, as far as there are `columns`, are on their way into the cache from now on. */
+static inline void fetch(const elem *at, int64_t first, int64_t columns, int64_t dim) {
+    const char *end = (const char *)(at + (first + L < columns ? first + L : columns) * dim);
+    for (const char *line = (const char *)(at + first * dim); line < end; line += 64) __builtin_prefetch(line, 0, 2);
+}
+
 /* One kv head, rows r0 to r1 of one segment. q: [kv_heads, rows, heads of each, dim]; out: [rows, heads, dim]. */
 static void attend(const Model *m, const Pass *p, const Layer *layer, int64_t l, const Seen *seen, int64_t g,
                    int64_t r0, int64_t r1, const elem *q, elem *out, float *scores, int64_t lds, uint32_t *block) {
@@ -175,6 +183,8 @@ static void attend(const Model *m, const Pass *p, const Layer *layer, int64_t l,
     }
     for (int64_t c = first & ~(int64_t)(L - 1); c < columns; c += L) {
         int64_t have = columns - c < L ? columns - c : L;
+        fetch(keys, c + AHEAD, columns, m->dim);
+        fetch(values, c, columns, m->dim);
         transpose((const uint32_t *)(keys + c * m->dim), units, have, block);
         int64_t queries = (r1 - r0) * heads;
         const uint32_t *mine = (const uint32_t *)(q + (g * p->rows + r0) * heads * m->dim);

@@ -55,8 +55,6 @@ _REPORT = "Write a long and detailed news report about {topic}. Write ten paragr
 _CHAPTER = "Write a long and detailed chapter of a textbook about {topic}. Write ten paragraphs."
 _PASSAGE = "Write one encyclopedia paragraph about {topic}."
 _READER = "The user pastes a text and asks about it."
-# A text is long to read and an answer about it short: so there is more than one.
-_MORE = ("Who", "What", "Why", "When", "How", "Shorten", "Now", "List", "Which", "Is", "Give me", "Rewrite")
 
 STYLES = (
     Style(
@@ -164,7 +162,6 @@ STYLES = (
         ),
         turn=0,
         document=_NEWS,
-        follow_ups=_MORE,
     ),
     Style(
         "reading",
@@ -178,7 +175,6 @@ STYLES = (
         ),
         turn=32,
         document=_ENTRY,
-        follow_ups=_MORE,
     ),
     Style(
         "rewriting",
@@ -191,7 +187,6 @@ STYLES = (
         ),
         turn=0,
         document="Write one paragraph of five sentences about {topic}.",
-        follow_ups=_MORE,
     ),
     Style(
         "extraction",
@@ -204,7 +199,6 @@ STYLES = (
         ),
         turn=0,
         document=_NEWS,
-        follow_ups=_MORE,
     ),
     Style(
         "technical",
@@ -232,7 +226,6 @@ STYLES = (
         turn=0,
         document=_REPORT,
         size=(300, 800),
-        follow_ups=_MORE,
     ),
     Style(
         "long reading",
@@ -246,7 +239,6 @@ STYLES = (
         turn=32,
         document=_CHAPTER,
         size=(300, 800),
-        follow_ups=_MORE,
     ),
     Style(
         "retrieval",
@@ -263,7 +255,6 @@ STYLES = (
         passages=4,
         size=(60, 160),
         answer=160,
-        follow_ups=_MORE,
     ),
     Style(
         "dialogue",
@@ -300,11 +291,11 @@ _WEIGHTS = {
     "math": 4,
     "question": 4,
     "translation": 3,
-    "summarization": 1,
+    "summarization": 2,
     "reading": 2,
-    "long summarization": 1,
+    "long summarization": 2,
     "long reading": 1,
-    "retrieval": 2,
+    "retrieval": 3,
     "dialogue": 4,
 }
 

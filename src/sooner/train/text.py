@@ -27,7 +27,6 @@ SHARD = 8192  # written tokens in a shard
 _LIVELY, _NUCLEUS = 0.8, 0.9  # temperature and top-p of what a user says; above that a small target rambles
 _SAMPLED = 8  # every so many-th answer is sampled at temperature 1, the others are greedy
 _TURNS = 3  # most turns of a user in a conversation with follow-ups
-_LATER = 32  # most tokens added to a further turn where the first was complete
 _BARREN = 1000  # conversations that come to nothing before giving up
 _MARK = "\u2063"  # stands for what the model is to write, while the template is rendered
 
@@ -144,11 +143,11 @@ def _conversation(llm: LLM, seed: int, number: int, seen: set[tuple[int, ...]]) 
     turn = opening.replace("{topic}", topic).replace("{document}", document)
     said: list[Message] = []
     for follow_up in ("", *dice.sample(style.follow_ups, min(dice.randint(1, _TURNS - 1), len(style.follow_ups)))):
-        turn, more = follow_up or turn, style.turn or (_LATER if said else 0)
-        if more:
+        turn = follow_up or turn
+        if style.turn:
             # Long ones are begun as the answer's prompt will be, so its lane holds all but the last few rows.
             begun = _begun_turn(llm, "" if said or document else style.system, said, turn)
-            turn += _plain(llm, (yield Ask(begun, _lively(dice, more), "turn")))
+            turn += _plain(llm, (yield Ask(begun, _lively(dice, style.turn), "turn")))
         said.append({"role": "user", "content": turn.strip()})
         prompt = llm.encode_chat(said)
         if tuple(prompt) in seen:
