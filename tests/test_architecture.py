@@ -24,7 +24,16 @@ TABLE: dict[str, set[str]] = {
     "model": {"model", "core", "native"},
     "heads": {"heads"},
     # model.linear: the heads' products are packed as the target's are.
-    "draft": {"draft", "heads", "model.protocol", "model.lanes", "model.linear", "core", "native.eagle"},
+    "draft": {
+        "draft",
+        "heads",
+        "model.protocol",
+        "model.lanes",
+        "model.linear",
+        "core",
+        "native.eagle",
+        "native.joined",
+    },
     # llm: the target writes its own text. draft: a warm table is tried by the sources that read it.
     "train": {"train", "heads", "model", "llm", "draft", "core"},
     "control": {"control"},

@@ -131,22 +131,22 @@ def test_chances_follow_what_survives_and_the_tree_follows_them() -> None:
         made = draft(drafter, Budget.chain(1))
         drafter.observe([Outcome("r", (6,), 0, len(made), None, made)])
     assert draft(drafter, Budget.chain(1)).tokens == (6,)  # learned though it was never drafted before
-    assert drafter.chances.value[0] < 0.3 < 0.7 < drafter.chances.value[1]
+    assert drafter.values[0] < 0.3 < 0.7 < drafter.values[1]
 
 
 def test_only_guesses_along_the_text_are_judged() -> None:
     drafter = CombineDrafter("left", [LEFT])
     made = draft(drafter, Budget(3, 4, 9))
     drafter.observe([Outcome("r", (11, 99), 1, len(made), None, made)])
-    seen = [value for value, prior in zip(drafter.chances.value, WORTH, strict=True) if value != prior]
+    seen = [value for value, prior in zip(drafter.values, WORTH, strict=True) if value != prior]
     assert len(seen) == 2  # codes 0 (10 and 14, both wrong) and 2 (11, right); what hangs below 10 was not judged
-    assert drafter.chances.value[0] < 0.8
-    assert drafter.chances.value[2] > 0.3
+    assert drafter.values[0] < 0.8
+    assert drafter.values[2] > 0.3
 
 
 def test_what_is_known_of_a_source_replaces_its_priors() -> None:
-    assert CombineDrafter("l", [LEFT], {"left": [0.1] * 4}).chances.value == [0.1] * 4
-    assert CombineDrafter("l", [LEFT], {"left": [0.1]}).chances.value == list(WORTH)  # of another version
+    assert CombineDrafter("l", [LEFT], {"left": [0.1] * 4}).values == [0.1] * 4
+    assert CombineDrafter("l", [LEFT], {"left": [0.1]}).values == list(WORTH)  # of another version
 
 
 def test_every_source_forgets() -> None:
@@ -155,7 +155,7 @@ def test_every_source_forgets() -> None:
     drafter.forget("gone")
     assert LEFT.forgotten[-1] == RIGHT.forgotten[-1] == "gone"
     drafter.observe([Outcome("gone", (10,), 1, 1)])
-    assert drafter.chances.value == [*WORTH, *WORTH]
+    assert drafter.values == [*WORTH, *WORTH]
 
 
 def test_taps_and_tops_are_those_of_all_sources() -> None:

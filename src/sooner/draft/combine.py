@@ -7,21 +7,18 @@ so the budget goes where it is worth most. A guess's chance is what guesses of i
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from heapq import heappop, heappush
+from collections.abc import Mapping, Sequence
 
 from sooner.config import Budget
-from sooner.core.tree import EMPTY, ROOT, Draft
+from sooner.core.tree import Draft
+from sooner.draft import grow_native
+from sooner.draft.grow import Grower, SourceGrower
 from sooner.draft.protocol import Context, Outcome
-from sooner.draft.source import REACH, Chances, Guess, Source
+from sooner.draft.source import Source
 from sooner.draft.sources import DraftSource
 from sooner.errors import ConfigError
 
 FLOOR = 0.02  # a node with less chance than this is not worth its row
-
-_After = Callable[[str, tuple[int, ...], tuple[int, ...]], Sequence[Guess]]
-Asked = dict[tuple[int, ...], list[tuple[int, Sequence[Guess]]]]
-"""For each path that was looked at: the first code of each source, and its guesses."""
 
 
 class CombineDrafter:
@@ -49,105 +46,37 @@ class CombineDrafter:
         self.name = name
         self.taps = tuple(dict.fromkeys(tap for source in sources for tap in source.taps))
         self.tops = max(source.tops for source in sources)
-        self._sources, self._floor = tuple(sources), floor
+        self._sources = tuple(sources)
         self._first: list[int] = []
-        self._after: list[tuple[_After, int]] = []  # where each source is asked, and its first code
         priors: list[float] = []
         for source in sources:
             if isinstance(source, DraftSource):
                 source.places = tuple(self.taps.index(tap) for tap in source.taps)
             known = (chances or {}).get(source.name, ())
             self._first.append(len(priors))
-            self._after.append((source.after, len(priors)))
             priors += known if len(known) == len(source.priors) else source.priors
-        self.chances = Chances(priors)
-        self._asked: dict[str, Asked] = {}
+        made = grow_native.NativeGrower if grow_native.fits(sources) else SourceGrower
+        self._grower: Grower = made(sources, self._first, priors, floor)
+
+    @property
+    def values(self) -> list[float]:
+        """What guesses of each code are worth by now, one source's codes after the other's."""
+        return self._grower.values()
 
     def learned(self) -> dict[str, tuple[float, ...]]:
-        """What guesses of each code are worth by now, by source."""
-        ends = [*self._first[1:], len(self.chances.value)]
+        """The same by source."""
+        values = self.values
+        ends = [*self._first[1:], len(values)]
         return {
-            source.name: tuple(round(value, 4) for value in self.chances.value[first:end])
+            source.name: tuple(round(value, 4) for value in values[first:end])
             for source, first, end in zip(self._sources, self._first, ends, strict=True)
         }
 
     def propose(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> list[Draft]:
-        for source in self._sources:
-            source.begin(contexts, budgets)
-        return [self._one(context, budget) for context, budget in zip(contexts, budgets, strict=True)]
+        return self._grower.propose(contexts, budgets)
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
-        for outcome in outcomes:
-            asked = self._asked.pop(outcome.request_id, None)
-            if asked is not None:
-                self._learn(asked, outcome.tokens)
-        for source in self._sources:
-            source.observe(outcomes)
+        self._grower.observe(outcomes)
 
     def forget(self, request_id: str) -> None:
-        self._asked.pop(request_id, None)
-        for source in self._sources:
-            source.forget(request_id)
-
-    def _learn(self, asked: Asked, tokens: tuple[int, ...]) -> None:
-        """Every guess along the text that came shows whether it was right, taken into the tree or not."""
-        learn = self.chances.learn
-        for depth, right in enumerate(tokens):
-            found = asked.get(tokens[:depth])
-            if found is None:
-                return
-            for first, guesses in found:
-                for token, code in guesses:
-                    learn(first + code, token == right)
-
-    def _one(self, context: Context, budget: Budget) -> Draft:
-        if budget.empty:
-            return EMPTY
-        asked = self._asked[context.request_id] = {}
-        end = tuple(context.tokens[-REACH:])
-        tokens: list[int] = []
-        parents: list[int] = []
-        scores: list[float] = []
-        paths: list[tuple[int, ...]] = []
-        heap: list[tuple[float, int, int, int]] = []
-        self._offer(heap, asked, context.request_id, (), end, 1.0, ROOT, budget.width)
-        while heap and len(tokens) < budget.nodes:
-            score, _, token, parent = heappop(heap)
-            path = (token,) if parent == ROOT else (*paths[parent], token)
-            tokens.append(token)
-            parents.append(parent)
-            scores.append(-score)
-            paths.append(path)
-            if len(path) < budget.depth:
-                tail = (*end, *path)[-REACH:]
-                self._offer(heap, asked, context.request_id, path, tail, -score, len(tokens) - 1, budget.width)
-        return Draft(tuple(tokens), tuple(parents), None, tuple(scores))
-
-    def _offer(
-        self,
-        heap: list[tuple[float, int, int, int]],
-        asked: Asked,
-        request_id: str,
-        path: tuple[int, ...],
-        tail: tuple[int, ...],
-        score: float,
-        node: int,
-        width: int,
-    ) -> None:
-        """Put the best guesses of what follows `path` on the heap, `width` at most."""
-        value, least = self.chances.value, self._floor / score
-        best: dict[int, float] = {}
-        found = asked[path] = []
-        for after, first in self._after:
-            guesses = after(request_id, path, tail)
-            if guesses:
-                found.append((first, guesses))
-                for token, code in guesses:
-                    chance = value[first + code]
-                    if chance >= least and (token not in best or chance > best[token]):
-                        best[token] = chance
-        ranked = sorted(zip(best.values(), best), reverse=True)  # noqa: B905  # of one dict, so as long
-        place = node * width
-        for chance, token in ranked[:width]:
-            heappush(heap, (-score * chance, place, token, node))
-            place += 1
+        self._grower.forget(request_id)

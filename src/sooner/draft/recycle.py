@@ -19,7 +19,7 @@ from sooner.draft.source import GRADES, RANKS, Guess, grade_of_log, graded_prior
 from sooner.errors import ConfigError
 
 LIMIT = 65_536  # keys of each kind; a key with its row takes about 600 bytes
-TOPS = 8
+TOPS = 8  # likeliest ids kept of a row
 MOST = 64  # candidates of a row whose ranks are told apart
 _RANKED = tuple(min(rank, RANKS - 1) for rank in range(MOST))
 _LEVEL = GRADES * RANKS  # codes of one level: pairs, then single tokens
@@ -92,6 +92,7 @@ class RecycleSource:
     )
 
     def __init__(self, limit: int = LIMIT) -> None:
+        self.limit = limit
         self._pairs: Bounded[_Row] = Bounded(limit)
         self._singles: Bounded[_Row] = Bounded(limit)
         self._quoted: set[str] = set()

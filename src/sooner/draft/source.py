@@ -22,6 +22,7 @@ REACH = 4  # tokens of text and path that a source is shown
 GRADES = 10  # grades of a probability
 RANKS = 4  # first, second, third, later
 _LONG = 1000.0
+STRENGTH = 6.0  # how many judged guesses a prior is worth
 _PER_HALF = 1.5  # grades a halving of the probability takes
 _FALLS = [grade * math.log(2) / _PER_HALF for grade in range(1, GRADES)]  # of -log, where a grade begins
 
@@ -80,7 +81,7 @@ class Chances:
     `_LONG` times its counts are halved, so that what is learned follows the text.
     """
 
-    def __init__(self, priors: Sequence[float], strength: float = 6.0) -> None:
+    def __init__(self, priors: Sequence[float], strength: float = STRENGTH) -> None:
         self.value = list(priors)
         self._survived = [strength * prior for prior in priors]
         self._seen = [strength] * len(self.value)

@@ -41,19 +41,19 @@ class Keys:
     def __init__(self, keys: Iterable[int]) -> None:
         given = np.fromiter(keys, np.int64) if not isinstance(keys, np.ndarray) else keys
         order = given.argsort(kind="stable")
-        self._keys, self._places = _array("q", given[order]), _array("i", order)
+        self.sorted, self.places = _array("q", given[order]), _array("i", order)
 
     def find(self, key: int) -> int | None:
         """The place of a key, or None."""
-        at = bisect_left(self._keys, key)
-        return self._places[at] if at < len(self._keys) and self._keys[at] == key else None
+        at = bisect_left(self.sorted, key)
+        return self.places[at] if at < len(self.sorted) and self.sorted[at] == key else None
 
     def __len__(self) -> int:
-        return len(self._keys)
+        return len(self.sorted)
 
     def __iter__(self) -> Iterator[int]:
         """By place."""
-        by_place = sorted(zip(self._places, self._keys, strict=True))
+        by_place = sorted(zip(self.places, self.sorted, strict=True))
         return (key for _, key in by_place)
 
 
@@ -189,7 +189,7 @@ class TableSource:
     )
 
     def __init__(self, table: Table) -> None:
-        self._table = table
+        self.table = table
         self._rows: dict[tuple[int | None, int], tuple[Guess, ...]] = {}  # those asked for, as guesses
 
     def begin(self, contexts: Sequence[Context], budgets: Sequence[Budget]) -> None:
@@ -200,7 +200,7 @@ class TableSource:
         key = (tail[-2] if len(tail) > 1 else None, tail[-1])
         row = self._rows.get(key)
         if row is None:
-            row = self._rows[key] = self._table.row(*key)
+            row = self._rows[key] = self.table.row(*key)
         return row
 
     def observe(self, outcomes: Sequence[Outcome]) -> None:
