@@ -30,6 +30,7 @@ from sooner.core.tree import chain
 from sooner.model import hf, load, native
 from sooner.model.fused import FusedModel
 from sooner.model.protocol import Model
+from sooner.native.decoder import Pass
 
 ROWS = (1, 2, 4, 8, 16, 32)
 BIG = LlamaConfig(
@@ -111,12 +112,12 @@ def products(model: Model, context: int, rows: int) -> Callable[[], Any] | None:
     if not isinstance(model, native.NativeModel):
         return None
     logits = torch.empty((rows, model.vocab_size))
-    now = native._Pass(
+    now = Pass(
         rows=rows, segments=1, wanted=rows, threads=torch.get_num_threads(), logits=logits.data_ptr()
     )
     now.capacity = model.lanes.capacity
     on_lanes(model, context, rows)()  # so that the scratch memory is there and holds numbers
-    now.scratch = -(-model._scratch.data_ptr() // 64) * 64
+    now.scratch = model._room.at(0)
     return lambda: (model._library.run_products(ctypes.byref(model._model), ctypes.byref(now)), logits)
 
 
