@@ -112,9 +112,7 @@ def products(model: Model, context: int, rows: int) -> Callable[[], Any] | None:
     if not isinstance(model, native.NativeModel):
         return None
     logits = torch.empty((rows, model.vocab_size))
-    now = Pass(
-        rows=rows, segments=1, wanted=rows, threads=torch.get_num_threads(), logits=logits.data_ptr()
-    )
+    now = Pass(rows=rows, segments=1, wanted=rows, threads=torch.get_num_threads(), logits=logits.data_ptr())
     now.capacity = model.lanes.capacity
     on_lanes(model, context, rows)()  # so that the scratch memory is there and holds numbers
     now.scratch = model._room.at(0)
