@@ -23,12 +23,13 @@ from sooner.errors import ConfigError, DraftError
 from sooner.heads.checkpoint import Checkpoint
 from sooner.model.protocol import Ends
 
+_FEW = 64  # rows of features that are kept whole for the last of them
 _CHUNK = 512  # slots made in one pass of the head while catching up with a prompt
 
 
 @dataclass(slots=True)
 class _State:
-    """One request: its lane; features not yet made into slots, the last one that was; slots made, rows ever seen;
+    """One request: its lane; features not yet made into slots, those last made; slots made, rows ever seen;
     the place in the text of the first row seen."""
 
     lane: int
@@ -98,7 +99,9 @@ class EagleDrafter:
             made = self._runner.draft(list(parts.values()))
             for (i, part), draft in zip(parts.items(), made, strict=True):
                 state = self._states[contexts[i].request_id]
-                state.made, state.last, state.waiting = part.end, part.features[-1:].clone(), []
+                state.made, state.waiting = part.end, []
+                # Few rows are kept whole: copying one takes longer than all else that Python does here.
+                state.last = part.features if len(part.features) <= _FEW else part.features[-1:].clone()
                 drafts[i] = draft
         return drafts
 
@@ -141,7 +144,7 @@ class EagleDrafter:
             return None
         if not state.waiting:  # asked again: the last slot is made anew, for what follows from it
             assert state.last is not None
-            return Part(state.lane, state.made - 1, state.first, text, state.last, budget)
+            return Part(state.lane, state.made - 1, state.first, text, state.last[-1:], budget)
         features = torch.cat(state.waiting) if len(state.waiting) > 1 else state.waiting[0]
         return Part(state.lane, state.made, state.first, text, features, budget)
 

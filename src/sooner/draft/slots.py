@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sooner.heads.eagle import Attend
-from sooner.model.lanes import LaneCache, staged_parents
+from sooner.model.lanes import LaneCache
 
 
 class Slots:
@@ -47,11 +47,6 @@ class Slots:
         bias = torch.zeros((1, len(query), end), dtype=query.dtype, device=query.device)
         bias.masked_fill_(places > places[start:, None], -torch.inf)
         return self.attend(query[None], keys[None, :, :end], values[None, :, :end], bias)
-
-    def keep(self, lane: int, tokens: Sequence[int], text: Sequence[int]) -> None:
-        """The rows just made (see `chunks`) are slots of `tokens`, which go on with what the lane holds."""
-        self.lanes.stage(lane, tokens, staged_parents(len(tokens), ()))
-        self.lanes.settle(lane, text)
 
     def scratch(self, lanes: Sequence[int], held: Sequence[int]) -> Scratch:
         """Room for guesses of several requests, which hold so many slots."""
