@@ -228,3 +228,29 @@ def test_nothing_is_kept_of_requests_that_have_left() -> None:
         controller.leave(f"r{turn}")
     assert not controller._states
     assert not controller.beliefs._own
+
+
+@pytest.mark.parametrize("jobs", [1, 8])
+def test_what_is_learnt_together_is_learnt_once_and_in_order(jobs: int) -> None:
+    """Passes are learnt from several at a time; the last ones when a request leaves."""
+    controller = AdaptiveController(Budget.chain(8))
+    run = Simulation(controller, COPYING, [always(0.9)(i) for i in range(jobs)])
+    seen, learnt, study = [], [], controller._study
+    controller._study = lambda lesson: (learnt.append(lesson.record), study(lesson))[1]  # type: ignore[method-assign]
+    observe = controller.observe
+    controller.observe = lambda record: (seen.append(record), observe(record))[1]  # type: ignore[method-assign]
+    waited = [len(seen) - len(learnt) for _ in range(300) if run.run(1)]
+    assert 1 < max(waited) <= 4
+    controller.leave("r0")
+    assert learnt == seen
+
+
+def test_a_choice_that_holds_ends_when_somebody_comes() -> None:
+    """Whom to ask is chosen anew every few steps, and at once for other requests or a prompt."""
+    controller = AdaptiveController(Budget.chain(8))
+    run = Simulation(controller, COPYING, [always(0.9)(i) for i in range(2)]).run(303)
+    run.jobs.append(always(0.9)(2))
+    run.run(1)
+    assert run.asked[-1] == 3
+    chunk = [View("r0", PROMPT, 9), View("r1", PROMPT, 9), View("r3", 99, 0, rows=32, whole=False)]
+    assert [budget.empty for budget in controller.budgets(chunk)] == [False, False, True]

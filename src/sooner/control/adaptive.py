@@ -9,24 +9,26 @@ now and then, and what it would have guessed is compared with the text that came
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 from sooner.config import Budget
 from sooner.control.belief import Beliefs
 from sooner.control.cost import Asked, Costs, Load
 from sooner.control.fixed import NOTHING, wished, wished_note
+from sooner.control.price import MARGIN, worth_their_rows
 from sooner.control.protocol import Guess, Note, StepRecord, View
 from sooner.control.shapes import Shapes, levels
-from sooner.params import Speculation
+from sooner.control.state import Lesson, Now, State, Weighed
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _CHEAP = 0.15  # drafting for all below this share of a pass needs no choice of depth
 _ROOMY, _SPARE = 1.25, 2  # nodes asked for: so many times what was kept lately, and some more
 _FORGET = 0.93  # of what was kept lately, a step
-_FIRST_NODES = 4
 _MEASURED = 3  # calls after which the cost of drafting is known
 _DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there are but few to choose for
+# Passes that are learnt from at once, and steps that a choice of whom to ask is kept for: a pass leaves nothing of
+# this program in the processor's caches, so doing it four times in a row costs little more than once.
+_TOGETHER = 4
 _EXPLORE = 0.01  # share of the time that may go into asking where it does not seem to pay
 _ASIDE = 2.0  # thinking about an answer before the pass, and once more after it
 _BREATH, _PAUSE = 3, 6  # steps: nobody is thought of while none is worth it; one is left alone after a question
@@ -39,44 +41,8 @@ _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would ha
 _PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
 _PLAIN_FIRST = 4  # of those without, before it is known what they cost; every tenth until then
 _CLEAR = 1.2
-_MARGIN = 1.06  # by which a node has to be worth more than its row: of many, those look best that are overrated
 _FADE = 0.93  # of the speed-up seen, a step
 _SLOW, _FAST = 0.12, 0.25  # how fast the worth of asking falls and rises
-
-
-@dataclass(slots=True)
-class _State:
-    """What is kept for one request. worth: tokens an answer brought, what its rows cost taken off; wanted: nodes
-    of it that were kept lately, at most; turn: when it was asked last, or came; plain_s, taken_s: the
-    controller's sums when it came; more_s: what its accepted guesses would have taken without."""
-
-    asked: Speculation
-    turn: int
-    plain_s: float
-    taken_s: float
-    more_s: float = 0.0
-    worth: float | None = None
-    wanted: float = float(_FIRST_NODES)
-    ever: bool = False
-    offered: int = 0
-    kept: int = 0
-
-
-@dataclass(slots=True)
-class _Now:
-    """The pass in preparation. load: without guesses, plain_s its time; ready: requests that emit; decode(_s):
-    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens."""
-
-    load: Load
-    ready: int
-    plain_s: float
-    decode: Load
-    decode_s: float
-    rate: float
-    price: float
-    asked: dict[str, int] = field(default_factory=dict)
-    steady: bool = True
-    depth: int = 0
 
 
 class AdaptiveController:
@@ -86,27 +52,41 @@ class AdaptiveController:
         self.limit = limit
         self.costs = costs or Costs()
         self.beliefs = Beliefs()
-        self._states: dict[str, _State] = {}
-        self._now: _Now | None = None
+        self._states: dict[str, State] = {}
+        self._now: Now | None = None
         self._gain = 1.0  # speed-up over plain decoding, fading
         self.shapes = Shapes(limit.depth)
         self._since_draft = self._since_plain = 0
         # Seconds to spend on questions, and to be earned by right answers; what a question costs.
         self._credit = self._bonus = self._question = 0.0
-        self._turn = 0
+        self._turn = self._due = 0
+        self._curious = False  # whether somebody was asked who does not seem worth asking
         self._rest = 0  # the turn before which there is nothing to decide for those that are known
         self._plain_s = self._taken_s = 0.0  # all passes that brought tokens: without guesses, and as they were
         self._aside = 0.0  # seconds it takes to think about one answer
         self._cheap = True  # drafting for all takes so little that it needs no choice of depth
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
+        self._lessons: list[Lesson] = []
+        self._weighed: Weighed | None = None
+        # The pass and the requests that the last choice was made for, and the turn before which it holds for them.
+        self._last: tuple[Now, list[str]] | None = None
+        self._until = self._repeated = 0
+        self._known_budgets: dict[tuple[int, int], Budget] = {}
 
     # Before drafting.
 
     def budgets(self, views: Sequence[View]) -> list[Budget]:
-        now = self._now = self._prepare(views)
+        if len(self._lessons) >= _TOGETHER:
+            self._catch_up()
         self._turn += 1
+        now = self._now = self._same(views)
+        if now is not None:
+            self._repeated += bool(now.asked)
+            return self._given(views, now.asked)
+        now = self._now = self._prepare(views)
         fresh = self._welcome(views)
         if self._turn < self._rest and not fresh:
+            self._hold(views, now, self._rest)
             return self._given(views, {})
         free = [view for view in views if view.whole and view.speculation == "auto"]
         asked = now.asked = {} if self.limit.empty or not free else self._choose(free, now)
@@ -115,13 +95,31 @@ class AdaptiveController:
             state = self._states[name]
             now.steady &= state.ever and self._turn - state.turn <= 4 * _PAUSE
             state.turn, state.ever = self._turn, True
+        self._hold(views, now, self._turn + _TOGETHER if self._cheap and not self._curious else 0)
         return self._given(views, asked)
+
+    def _hold(self, views: Sequence[View], now: Now, until: int) -> None:
+        """What was chosen holds for some steps if nobody comes, goes or reads a prompt, once costs are known."""
+        settled = now.load.rows == now.ready == now.load.requests and self.costs.passes.seen >= _WELL_KNOWN
+        if settled and all(view.speculation == "auto" for view in views):
+            self._last, self._until = (now, [view.request_id for view in views]), until
+        else:
+            self._until = 0
+
+    def _same(self, views: Sequence[View]) -> Now | None:
+        """The pass that was chosen for last, if its choice still holds."""
+        if self._last is None or self._turn >= self._until or len(self._last[1]) != len(views):
+            return None
+        for view, name in zip(views, self._last[1], strict=True):
+            if view.request_id != name or view.rows != 1 or not view.whole:
+                return None
+        return self._last[0]
 
     def _welcome(self, views: Sequence[View]) -> bool:
         """Whether some are here for the first time."""
         new = [view for view in views if view.request_id not in self._states and view.whole]
         for view in new:
-            state = _State(view.speculation, self._turn, self._plain_s, self._taken_s)
+            state = State(view.speculation, self._turn, self._plain_s, self._taken_s)
             self._states[view.request_id] = state
         return bool(new)
 
@@ -133,7 +131,7 @@ class AdaptiveController:
             for view in views
         ]
 
-    def _prepare(self, views: Sequence[View]) -> _Now:
+    def _prepare(self, views: Sequence[View]) -> Now:
         passes = self.costs.passes
         context = sum(view.held + view.rows for view in views)
         load = Load(sum(view.rows for view in views), len(views), context)
@@ -145,7 +143,7 @@ class AdaptiveController:
             decode_s = passes.seconds(decode)
         rate = ready / decode_s
         plain_s = load_s if passes.known else 0.0
-        return _Now(load, ready, plain_s, decode, decode_s, rate, rate * max(self._gain, 1.0))
+        return Now(load, ready, plain_s, decode, decode_s, rate, rate * max(self._gain, 1.0))
 
     def _budget(self, view: View, asked: dict[str, int]) -> Budget:
         if view.speculation != "auto":
@@ -153,9 +151,12 @@ class AdaptiveController:
         nodes = self.limit.nodes
         if self._cheap:  # what has a price of its own has its depth chosen by it
             nodes = min(nodes, int(_ROOMY * self._states[view.request_id].wanted) + _SPARE)
-        return Budget(asked[view.request_id], self.limit.width, nodes)
+        key = (asked[view.request_id], nodes)
+        if key not in self._known_budgets:
+            self._known_budgets[key] = Budget(key[0], self.limit.width, nodes)
+        return self._known_budgets[key]
 
-    def _choose(self, free: Sequence[View], now: _Now) -> dict[str, int]:
+    def _choose(self, free: Sequence[View], now: Now) -> dict[str, int]:
         """Whom to ask, and how deep."""
         every = self.costs.drafts.seconds(Asked(len(free), self.shapes.usual))
         plain = now.decode_s
@@ -168,15 +169,17 @@ class AdaptiveController:
             chosen = {name: deepest for name, own in worth if own is None or own > least}
         else:
             names = [view.request_id for view in free]
-            if self._turn % _DECIDE_EVERY == 0 or self._decided[0] != names or len(names) < _FEW:
-                self._decided = (names, self._depth_that_pays(free, now))
+            if self._turn >= self._due or self._decided[0] != names or len(names) < _FEW:
+                self._decided, self._due = (names, self._depth_that_pays(free, now)), self._turn + _DECIDE_EVERY
             chosen = dict(self._decided[1])
         depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
         each = self.costs.drafts.seconds(Asked(1, min(self.shapes.usual, depth))) + _ASIDE * self._aside
         most = max(plain, each)  # a question may take many passes; then it is as rare
-        self._credit = min(self._credit + _EXPLORE * plain, most)
-        self._bonus = min(self._bonus + _EXPLORE * plain, plain)
+        earned = _EXPLORE * plain * (1 + self._repeated)
+        self._repeated, sure = 0, len(chosen)
+        self._credit, self._bonus = min(self._credit + earned, most), min(self._bonus + earned, plain)
         self._explore([view for view in free if view.request_id not in chosen], chosen, depth, each)
+        self._curious = len(chosen) > sure
         if not chosen and self._cheap:  # nothing changes until a question can be paid for
             wait = int((each - self._credit) / (_EXPLORE * plain))
             self._rest = self._turn + 1 + min(max(wait, _BREATH), _PAUSE)
@@ -193,11 +196,11 @@ class AdaptiveController:
             self._credit, self._question = self._credit - each, each
             chosen[view.request_id] = depth
 
-    def _depth_that_pays(self, free: Sequence[View], now: _Now) -> dict[str, int]:
+    def _depth_that_pays(self, free: Sequence[View], now: Now) -> dict[str, int]:
         """For a drafter that costs: the depth and the share of the requests with the best rate, {} for none."""
         levels = {view.request_id: self.beliefs.levels(view.request_id, self.limit.depth) for view in free}
         order = sorted(levels, key=lambda name: -sum(levels[name]))
-        best, chosen = now.rate * _MARGIN, {}
+        best, chosen = now.rate * MARGIN, {}
         for depth in sorted({d for d in DEPTHS if d < self.limit.depth} | {self.limit.depth}):
             fill, rows = self.shapes.fill(depth), self.shapes.nodes(depth)
             worth = [sum(a * b for a, b in zip(levels[name], fill, strict=False)) for name in order]
@@ -212,23 +215,23 @@ class AdaptiveController:
     # After drafting.
 
     def keep(self, views: Sequence[View], guesses: Sequence[Guess]) -> list[tuple[int, ...] | None]:
-        if not any(map(len, guesses)):
+        if not any(guess.tokens for guess in guesses):
             return self._nothing(views)
         now = self._now or self._prepare(views)
         free = [i for i, view in enumerate(views) if view.speculation == "auto"]
         nodes: list[tuple[float, int, int]] = []
         for i in free:
-            if len(guesses[i]):
+            if guesses[i].tokens:
                 chances = self.beliefs.survivals(views[i].request_id, guesses[i], _NEGLIGIBLE)
                 nodes += [(-chance, i, node) for node, chance in enumerate(chances) if chance]
         nodes.sort()
         fixed = sum(len(guess) for i, guess in enumerate(guesses) if views[i].speculation != "auto")
-        count, price = self._count([-v for v, _, _ in nodes], now, fixed)
+        count, price = worth_their_rows([-v for v, _, _ in nodes], now, fixed, self.costs.passes)
         count = self._probe(count, nodes, drawn=any(guess.drawn for guess in guesses))
         kept: dict[int, list[int]] = {i: [] for i in free}
         for _, i, node in nodes[:count]:
             kept[i].append(node)
-        self._reckon(views, nodes[:count], now, price)
+        self._weighed = Weighed(views, nodes[:count], price)
         self._remember(views, guesses, kept, now)
         return [tuple(sorted(kept[i])) if i in kept else None for i in range(len(views))]
 
@@ -242,25 +245,6 @@ class AdaptiveController:
         if asked and self._now is not None:
             self.shapes.add(Guess(), (), self._now.depth)
         return [() if view.speculation == "auto" else None for view in views]
-
-    def _count(self, values: Sequence[float], now: _Now, fixed: int) -> tuple[int, float]:
-        """How many of the nodes, best first, are worth their rows; and the price of a second that says so.
-
-        The price is what the batch writes a second over some time, at most what it can write in this pass.
-        """
-        if not values or not now.ready:
-            return 0, now.price
-        passes = self.costs.passes
-        costs = passes.further(_more(now.load, fixed), len(values))
-        alone = costs if now.load == now.decode else passes.further(_more(now.decode, fixed), len(values))
-        price = max(min(now.price, _best_ratio(values, alone, now.ready, now.decode_s, passes.pace)), now.rate)
-        toll = _MARGIN * price * passes.pace
-        best, count, gain = 0.0, 0, 0.0
-        for n, (value, cost) in enumerate(zip(values, costs, strict=False), 1):
-            gain += value - toll * cost
-            if gain > best:
-                best, count = gain, n
-        return count, price
 
     def _probe(self, count: int, nodes: Sequence[tuple[float, int, int]], drawn: bool) -> int:
         """At times the other thing, so that what rows cost and bring does not go stale."""
@@ -279,10 +263,9 @@ class AdaptiveController:
         self._since_plain = 0
         return 0
 
-    def _reckon(
-        self, views: Sequence[View], taken: Sequence[tuple[float, int, int]], now: _Now, price: float
-    ) -> None:
+    def _reckon(self, weighed: Weighed, now: Now) -> None:
         """What asking each request was worth."""
+        views, taken, price = weighed
         passes, count = self.costs.passes, len(taken)
         rows = sum(passes.further(now.load, count)[:count]) * passes.pace if taken else 0.0
         toll = price * rows / count if taken else 0.0
@@ -297,7 +280,7 @@ class AdaptiveController:
             state.worth = new if state.worth is None else old + (_FAST if new > old else _SLOW) * (new - old)
 
     def _remember(
-        self, views: Sequence[View], guesses: Sequence[Guess], kept: dict[int, list[int]], now: _Now
+        self, views: Sequence[View], guesses: Sequence[Guess], kept: dict[int, list[int]], now: Now
     ) -> None:
         """How many nodes of an answer are worth a row, and how answers are shaped."""
         answers = [i for i in kept if views[i].request_id in now.asked]
@@ -315,13 +298,30 @@ class AdaptiveController:
 
     def observe(self, record: StepRecord) -> None:
         now, self._now = self._now, None
+        weighed, self._weighed = self._weighed, None
         if now is None:
             return
+        self._lessons.append(Lesson(record, now, self._turn, weighed))
+        question = not record.drafted and (now.asked or self.beliefs.waiting)  # its answer is waited for
+        learning = self.costs.passes.seen < _WELL_KNOWN or self.costs.drafts.seen < _MEASURED or not self._cheap
+        if question or learning or len(self._lessons) > _TOGETHER:
+            self._catch_up()
+
+    def _catch_up(self) -> None:
+        """Learn from the passes since last time."""
+        lessons, self._lessons = self._lessons, []
+        for lesson in lessons:
+            self._study(lesson)
+
+    def _study(self, lesson: Lesson) -> None:
+        record, now, turn, weighed = lesson
+        if weighed is not None:
+            self._reckon(weighed, now)
         load = Load(record.rows, record.requests, record.context or now.load.context)
         # All but what drafting, deciding and each new token take is a matter of rows and requests.
         spent = record.step_s - record.draft_s - record.control_s - record.write_s - record.settle_s
-        seldom = self._turn % _SELDOM == 0
-        often = record.rows != now.load.rows and self._turn % _OFTEN == 0
+        seldom = turn % _SELDOM == 0
+        often = record.rows != now.load.rows and turn % _OFTEN == 0
         if seldom or often or self.costs.passes.seen < _WELL_KNOWN:
             self.costs.passes.observe(load, spent)
         if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
@@ -338,7 +338,7 @@ class AdaptiveController:
         if record.drafted or now.asked or self.beliefs.waiting:
             self._learn(record, now)
 
-    def _measure(self, record: StepRecord, now: _Now) -> None:
+    def _measure(self, record: StepRecord, now: Now) -> None:
         """What drafting took. Who was not asked for long has to catch up: it counts only if it was quick."""
         drafts = self.costs.drafts
         reached = max((max(levels(tried.guess), default=0) for tried in record.tried), default=0)
@@ -347,7 +347,7 @@ class AdaptiveController:
             drafts.observe(asked, record.draft_s)
             self.shapes.tried(now.depth, reached, record.draft_s <= _CHEAP * now.decode_s)
 
-    def _learn(self, record: StepRecord, now: _Now) -> None:
+    def _learn(self, record: StepRecord, now: Now) -> None:
         """What became of guesses, taken or not."""
         if any(tried.kept for tried in record.tried):
             self._since_draft = 0
@@ -355,19 +355,21 @@ class AdaptiveController:
             self._since_plain = 0
         waiting = self.beliefs.waiting
         for tried in record.tried:
-            if len(tried.guess) or tried.request_id in waiting:
+            if tried.guess.tokens or tried.request_id in waiting:
                 # A question that was answered rightly earns the next one: a change is followed up at once.
                 right = self.beliefs.learn(tried)
                 earned = 0.0 if tried.kept else min(0.5 * right * self._question, self._bonus)
                 self._credit, self._bonus = self._credit + earned, self._bonus - earned
-                self._rest = 0 if right else self._rest
+                if right:
+                    self._rest = self._until = 0
             if tried.kept and tried.request_id in self._states:
                 state = self._states[tried.request_id]
                 state.kept += 1
                 state.more_s += (len(tried.tokens) - 1) * now.plain_s
 
     def leave(self, request_id: str) -> Note:
-        state = self._states.pop(request_id, None) or _State("auto", self._turn, self._plain_s, self._taken_s)
+        self._catch_up()
+        state = self._states.pop(request_id, None) or State("auto", self._turn, self._plain_s, self._taken_s)
         self.beliefs.forget(request_id)
         plain_s, taken_s = self._plain_s - state.plain_s + state.more_s, self._taken_s - state.taken_s
         speedup = plain_s / taken_s if taken_s > 0 and self.costs.passes.seen > 3 else None
@@ -376,25 +378,9 @@ class AdaptiveController:
             return Note(note.used, note.why_off, speedup)
         return Note("auto", "" if state.kept else self._why_off(state), speedup)
 
-    def _why_off(self, state: _State) -> str:
+    def _why_off(self, state: State) -> str:
         if self.limit.empty:
             return "k is 0"
         if not state.ever:
             return "drafting does not pay at this load" if self._turn > state.turn else "the text ended first"
         return "the guesses were not worth their rows" if state.offered else "the drafter had no guess"
-
-
-def _more(load: Load, rows: int) -> Load:
-    return Load(load.rows + rows, load.requests, load.context) if rows else load
-
-
-def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, seconds: float, pace: float) -> float:
-    """The most tokens a second that one pass can bring, over how many of the nodes it takes."""
-    tokens, seconds = float(ready), seconds / pace
-    best = tokens / seconds
-    for value, cost in zip(values, costs, strict=False):
-        tokens += value
-        seconds += cost
-        if tokens > best * seconds:
-            best = tokens / seconds
-    return best / pace

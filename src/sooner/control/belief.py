@@ -31,20 +31,28 @@ _SHAPES = 256  # guesses whose shape is remembered
 _SURE = 4.5  # log odds that no rate exceeds
 _RANKS, _BUCKETS = 4, 10  # places among siblings and depths that are told apart, see `_bucket`
 _SAID = 4  # scores are looked at as log odds, from minus this to this
+_LEAST_SHARE, _MOST_SHARE = 1 / (1 + math.exp(_SAID)), 1 / (1 + math.exp(-_SAID))
 
 
 @dataclass(slots=True)
 class _Rate:
-    """hits of visits, both fading; odds: the log odds of their ratio once there are `_ENOUGH` of them."""
+    """hits of visits, both fading."""
 
     hits: float = 0.0
     visits: float = 0.0
-    odds: float | None = None
+    known: float | None = None  # its log odds, until more is added
 
     def add(self, hit: bool) -> None:
         self.hits = self.hits * _MEMORY + hit
         self.visits = self.visits * _MEMORY + 1
-        self.odds = _odds(self.hits / self.visits) if self.visits >= _ENOUGH else None
+        self.known = None
+
+    @property
+    def odds(self) -> float | None:
+        """The log odds of their ratio once there are `_ENOUGH` of them."""
+        if self.known is None and self.visits >= _ENOUGH:
+            self.known = _odds(self.hits / self.visits)
+        return self.known
 
 
 class _Scores:
@@ -57,19 +65,39 @@ class _Scores:
         size = 2 * _SAID + 2  # the last one is there so that each has a next
         self._hits, self._visits, self._said = [0.0] * size, [0.0] * size, [0.0] * size
         self.off = [0.0] * size
+        self._stale: set[int] = set()  # where `off` lags behind; it is worked out before chances are told
 
     def odds(self, said: float) -> float:
         at = int(said + _SAID)
         below = self.off[at]
         return said + below + (said + _SAID - at) * (self.off[at + 1] - below)
 
+    def survivals(self, said: Sequence[float], parents: Sequence[int], shift: float, floor: float) -> list[float]:
+        """The chance of each node with all above it; below a chance of `floor` it is 0."""
+        for at in self._stale:
+            visits = self._visits[at]
+            mean = self._said[at] / visits
+            share = (self._hits[at] + _PRIOR * _logistic(mean)) / (visits + _PRIOR)
+            self.off[at] = _odds(share) - mean
+        self._stale.clear()
+        off, exp = self.off, math.exp
+        found: list[float] = []
+        for own, parent in zip(said, parents, strict=True):
+            above = 1.0 if parent < 0 else found[parent]
+            if above > floor:
+                at = int(own + _SAID)
+                low = off[at]
+                found.append(above / (1 + exp(-(own + low + (own + _SAID - at) * (off[at + 1] - low)) - shift)))
+            else:
+                found.append(0.0)
+        return found
+
     def add(self, said: float, hit: bool) -> None:
         at = int(said + _SAID + 0.5)
-        hits = self._hits[at] = self._hits[at] * _MEMORY + hit
-        visits = self._visits[at] = self._visits[at] * _MEMORY + 1
-        total = self._said[at] = self._said[at] * _MEMORY + said
-        mean = total / visits
-        self.off[at] = _odds((hits + _PRIOR * _logistic(mean)) / (visits + _PRIOR)) - mean
+        self._hits[at] = self._hits[at] * _MEMORY + hit
+        self._visits[at] = self._visits[at] * _MEMORY + 1
+        self._said[at] = self._said[at] * _MEMORY + said
+        self._stale.add(at)
 
 
 @dataclass(slots=True)
@@ -81,15 +109,21 @@ class _Pending:
     depth: int
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class _Known:
-    """A guess, the children of the root and of every node that has any, and of each node either its score as log
-    odds (given its parent's) or its place."""
+    """A guess, and of each node its score as log odds (given its parent's) or its place; the children of the
+    root and of every node that has any, worked out when they are asked for."""
 
     guess: Guess
-    below: dict[int, list[int]]
     said: list[float] | None
     places: list[int]
+    found: dict[int, list[int]] | None = None
+
+    @property
+    def below(self) -> dict[int, list[int]]:
+        if self.found is None:
+            self.found = _below(self.guess.parents)
+        return self.found
 
 
 @dataclass(slots=True)
@@ -120,7 +154,10 @@ class Beliefs:
         shift = self._of(request_id).shift
         if guess.scores is None and guess.parents == tuple(range(ROOT, len(guess) - 1)):
             return _down(self._chain_odds(len(guess)), shift, floor)
-        odds = self._odds(self._known(guess))
+        known = self._known(guess)
+        if known.said is not None:
+            return self._scores.survivals(known.said, guess.parents, shift, floor)
+        odds = [self._deep(self._places, place // _RANKS, place % _RANKS, _RANKS) for place in known.places]
         if guess.drawn:
             return _down_drawn(guess.parents, odds, shift)
         found: list[float] = []
@@ -195,19 +232,22 @@ class Beliefs:
     def _level(self, own: _Own, known: _Known, below: Sequence[int], right: Collection[int], depth: int) -> None:
         if not below:
             return
-        any_right, rate = False, _RATE if known.said is None else _SCORED
+        any_right, said, shift = False, known.said, own.shift
+        rate = _RATE if said is None else _SCORED
         for node in below:
             hit = node in right
             any_right |= hit
-            chance = _logistic(self._node_odds(known, node) + own.shift)
+            odds = self._node_odds(known, node) if said is None else self._scores.odds(said[node])
+            chance = 1 / (1 + math.exp(-odds - shift))
             weight = chance * (1 - chance)  # what was sure to come says little; what came against all odds a lot
-            step = rate * (hit - chance) / (weight + _FLOOR) - _PULL * weight * own.shift
-            own.shift = min(max(own.shift + step, -_BOUND), _BOUND)
-            if known.said is not None:
-                self._scores.add(known.said[node], hit)
+            shift += rate * (hit - chance) / (weight + _FLOOR) - _PULL * weight * shift
+            shift = -_BOUND if shift < -_BOUND else _BOUND if shift > _BOUND else shift
+            if said is not None:
+                self._scores.add(said[node], hit)
             else:
                 self._places[known.places[node]].add(hit)
                 self._chain = []
+        own.shift = shift
         self._levels[_bucket(depth)].add(any_right)
 
     def _chain_odds(self, depth: int) -> list[float]:
@@ -216,14 +256,7 @@ class Beliefs:
             self._chain = [self._deep(self._places, _bucket(d), 0, _RANKS) for d in range(1, depth + 1)]
         return self._chain[:depth]
 
-    def _odds(self, known: _Known) -> list[float]:
-        if known.said is not None:
-            return [self._scores.odds(said) for said in known.said]
-        return [self._deep(self._places, place // _RANKS, place % _RANKS, _RANKS) for place in known.places]
-
     def _node_odds(self, known: _Known, node: int) -> float:
-        if known.said is not None:
-            return self._scores.odds(known.said[node])
         bucket, rank = divmod(known.places[node], _RANKS)
         return self._deep(self._places, bucket, rank, _RANKS)
 
@@ -240,7 +273,7 @@ class Beliefs:
                 self._shapes.clear()
             scored = guess.scores is not None and not guess.drawn
             said, places = (_said(guess), []) if scored else (None, _place(guess.parents))
-            found = self._shapes[id(guess)] = _Known(guess, _below(guess.parents), said, places)
+            found = self._shapes[id(guess)] = _Known(guess, said, places)
         return found
 
     def _of(self, request_id: str) -> _Own:
@@ -262,16 +295,16 @@ def _share(rates: Sequence[_Rate], bucket: int, rank: int, ranks: int) -> float:
 def _said(guess: Guess) -> list[float]:
     """The score of each node, given its parent's, as log odds."""
     scores = guess.scores or ()
-    found = []
+    found, log = [], math.log
     for score, parent in zip(scores, guess.parents, strict=True):
         above = 1.0 if parent < 0 else scores[parent]
         share = score / above if above > 0 else 0.0
-        if not share > 0:  # NaN too
+        if not share > _LEAST_SHARE:  # NaN too
             found.append(float(-_SAID))
-        elif share >= 1:
+        elif share >= _MOST_SHARE:
             found.append(float(_SAID))
         else:
-            found.append(min(max(math.log(share / (1 - share)), -float(_SAID)), float(_SAID)))
+            found.append(log(share / (1 - share)))
     return found
 
 

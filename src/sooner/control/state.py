@@ -1,0 +1,65 @@
+"""What the adaptive controller keeps of a request, of a pass, and of what is to be learnt. Knows no policy."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from sooner.control.cost import Load
+from sooner.control.protocol import StepRecord, View
+from sooner.params import Speculation
+
+FIRST_NODES = 4
+
+
+@dataclass(slots=True)
+class State:
+    """What is kept for one request. worth: tokens an answer brought, what its rows cost taken off; wanted: nodes
+    of it that were kept lately, at most; turn: when it was asked last, or came; plain_s, taken_s: the
+    controller's sums when it came; more_s: what its accepted guesses would have taken without."""
+
+    asked: Speculation
+    turn: int
+    plain_s: float
+    taken_s: float
+    more_s: float = 0.0
+    worth: float | None = None
+    wanted: float = float(FIRST_NODES)
+    ever: bool = False
+    offered: int = 0
+    kept: int = 0
+
+
+@dataclass(slots=True)
+class Now:
+    """The pass in preparation. load: without guesses, plain_s its time; ready: requests that emit; decode(_s):
+    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens."""
+
+    load: Load
+    ready: int
+    plain_s: float
+    decode: Load
+    decode_s: float
+    rate: float
+    price: float
+    asked: dict[str, int] = field(default_factory=dict)
+    steady: bool = True
+    depth: int = 0
+
+
+class Weighed(NamedTuple):
+    """The nodes that were kept, as (-chance, view, node), and the price of a second that chose them."""
+
+    views: Sequence[View]
+    taken: Sequence[tuple[float, int, int]]
+    price: float
+
+
+class Lesson(NamedTuple):
+    """A pass that ended, and what it was expected to be."""
+
+    record: StepRecord
+    now: Now
+    turn: int
+    weighed: Weighed | None
