@@ -10,6 +10,8 @@ now and then, and what it would have guessed is compared with the text that came
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import accumulate
+from operator import mul
 
 from sooner.config import Budget
 from sooner.control.belief import Beliefs
@@ -36,6 +38,7 @@ _PROBE_DEPTH = 4
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
 _OFTEN = 3  # of passes with guesses, one in three; a number that has nothing to do with the other
 _WELL_KNOWN, _SELDOM = 100, 8  # measurements after which a cost is known well, and one pass in eight will do
+_KNOWN = 40  # measurements from which passes may be learnt from a few at once
 _NEGLIGIBLE = 0.02  # chances that are not looked at
 _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
 _PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
@@ -100,7 +103,7 @@ class AdaptiveController:
 
     def _hold(self, views: Sequence[View], now: Now, until: int) -> None:
         """What was chosen holds for some steps if nobody comes, goes or reads a prompt, once costs are known."""
-        settled = now.load.rows == now.ready == now.load.requests and self.costs.passes.seen >= _WELL_KNOWN
+        settled = now.load.rows == now.ready == now.load.requests and self.costs.passes.seen >= _KNOWN
         if settled and all(view.speculation == "auto" for view in views):
             self._last, self._until = (now, [view.request_id for view in views]), until
         else:
@@ -119,8 +122,7 @@ class AdaptiveController:
         """Whether some are here for the first time."""
         new = [view for view in views if view.request_id not in self._states and view.whole]
         for view in new:
-            state = State(view.speculation, self._turn, self._plain_s, self._taken_s)
-            self._states[view.request_id] = state
+            self._states[view.request_id] = State(view.speculation, self._turn, self._plain_s, self._taken_s)
         return bool(new)
 
     def _given(self, views: Sequence[View], asked: dict[str, int]) -> list[Budget]:
@@ -169,7 +171,10 @@ class AdaptiveController:
             chosen = {name: deepest for name, own in worth if own is None or own > least}
         else:
             names = [view.request_id for view in free]
-            if self._turn >= self._due or self._decided[0] != names or len(names) < _FEW:
+            others = (
+                bool(self._decided[1]) and self._decided[0] != names
+            )  # nobody is asked: whoever comes can wait
+            if self._turn >= self._due or others or len(names) < _FEW:
                 self._decided, self._due = (names, self._depth_that_pays(free, now)), self._turn + _DECIDE_EVERY
             chosen = dict(self._decided[1])
         depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
@@ -180,10 +185,13 @@ class AdaptiveController:
         self._credit, self._bonus = min(self._credit + earned, most), min(self._bonus + earned, plain)
         self._explore([view for view in free if view.request_id not in chosen], chosen, depth, each)
         self._curious = len(chosen) > sure
-        if not chosen and self._cheap:  # nothing changes until a question can be paid for
+        if not chosen:  # nothing changes until a question can be paid for, or the next decision
             wait = int((each - self._credit) / (_EXPLORE * plain))
-            self._rest = self._turn + 1 + min(max(wait, _BREATH), _PAUSE)
-            self._credit += (self._rest - self._turn - 1) * _EXPLORE * plain
+            wait = (
+                min(max(wait, _BREATH), _PAUSE) if self._cheap else max(min(wait, self._due - self._turn - 1), 0)
+            )
+            self._rest = self._turn + 1 + wait
+            self._credit += wait * _EXPLORE * plain
         return chosen
 
     def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int, each: float) -> None:
@@ -198,18 +206,22 @@ class AdaptiveController:
 
     def _depth_that_pays(self, free: Sequence[View], now: Now) -> dict[str, int]:
         """For a drafter that costs: the depth and the share of the requests with the best rate, {} for none."""
-        levels = {view.request_id: self.beliefs.levels(view.request_id, self.limit.depth) for view in free}
-        order = sorted(levels, key=lambda name: -sum(levels[name]))
+        deepest, names = self.limit.depth, [view.request_id for view in free]
+        levels = self.beliefs.levels(names, deepest)
+        order = sorted(range(len(names)), key=lambda i: -sum(levels[i]))
+        fill, nodes = self.shapes.fill(deepest), self.shapes.nodes(deepest)
+        gains = [list(accumulate(map(mul, levels[i], fill))) or [0.0] for i in order]  # by depth
+        counts = sorted({-(-len(order) // 4), -(-len(order) // 2), len(order)})
         best, chosen = now.rate * MARGIN, {}
-        for depth in sorted({d for d in DEPTHS if d < self.limit.depth} | {self.limit.depth}):
-            fill, rows = self.shapes.fill(depth), self.shapes.nodes(depth)
-            worth = [sum(a * b for a, b in zip(levels[name], fill, strict=False)) for name in order]
-            for count in sorted({-(-len(order) // 4), -(-len(order) // 2), len(order)}):
+        for depth in sorted({d for d in DEPTHS if d < deepest} | {deepest}):
+            worth = list(accumulate(gain[min(depth, len(gain)) - 1] for gain in gains))
+            rows, usual = sum(nodes[:depth]), sum(fill[:depth])
+            for count in counts:
                 load = Load(now.ready + round(count * rows), now.decode.requests, now.decode.context)
-                drafting = self.costs.drafts.seconds(Asked(count, sum(fill)))
-                rate = (now.ready + sum(worth[:count])) / (self.costs.passes.seconds(load) + drafting)
+                drafting = self.costs.drafts.seconds(Asked(count, usual))
+                rate = (now.ready + worth[count - 1]) / (self.costs.passes.seconds(load) + drafting)
                 if rate > best:
-                    best, chosen = rate, dict.fromkeys(order[:count], depth)
+                    best, chosen = rate, dict.fromkeys((names[i] for i in order[:count]), depth)
         return chosen
 
     # After drafting.
@@ -302,9 +314,10 @@ class AdaptiveController:
         if now is None:
             return
         self._lessons.append(Lesson(record, now, self._turn, weighed))
-        question = not record.drafted and (now.asked or self.beliefs.waiting)  # its answer is waited for
-        learning = self.costs.passes.seen < _WELL_KNOWN or self.costs.drafts.seen < _MEASURED or not self._cheap
-        if question or learning or len(self._lessons) > _TOGETHER:
+        watched = now.asked or self.beliefs.waiting
+        learning = self.costs.passes.seen < _KNOWN or self.costs.drafts.seen < _MEASURED
+        hurry = watched and not (self._cheap and record.drafted)  # dear drafts, and questions
+        if hurry or learning or len(self._lessons) > _TOGETHER:
             self._catch_up()
 
     def _catch_up(self) -> None:

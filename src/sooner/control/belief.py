@@ -166,10 +166,11 @@ class Beliefs:
             found.append(above / (1 + math.exp(-odds[node] - shift)) if above > floor else 0.0)
         return found
 
-    def levels(self, request_id: str, depth: int) -> list[float]:
-        """For depths 1 to `depth`: the chance that a draft is accepted at least so far; without the tiny ones."""
+    def levels(self, request_ids: Sequence[str], depth: int) -> list[list[float]]:
+        """Of each request, for depths 1 to `depth`: the chance that a draft is accepted at least so far; without
+        the tiny ones."""
         odds = [self._deep(self._levels, _bucket(d), 0, 1) for d in range(1, depth + 1)]
-        return _down(odds, self._of(request_id).shift, _TINY)
+        return [_down(odds, self._of(name).shift, _TINY) for name in request_ids]
 
     def learn(self, tried: Tried) -> int:
         """Take in what one pass brought for a request. Returns how many guesses not verified were right."""

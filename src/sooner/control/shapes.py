@@ -59,9 +59,9 @@ class Shapes:
             found.append(above)
         return found
 
-    def nodes(self, depth: int) -> float:
-        """Nodes of an answer that are worth their rows, of so many levels."""
-        return sum(self._nodes.get(d, reached) for d, reached in enumerate(self.fill(depth), 1))
+    def nodes(self, depth: int) -> list[float]:
+        """Nodes of an answer that are worth their rows, level by level."""
+        return [self._nodes.get(d, reached) for d, reached in enumerate(self.fill(depth), 1)]
 
 
 def levels(guess: Guess) -> list[int]:

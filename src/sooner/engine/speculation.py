@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sooner.config import Budget
-from sooner.control.protocol import Controller, Guess, StepRecord, Tried, View
+from sooner.control.protocol import NO_GUESS, Controller, Guess, StepRecord, Tried, View
 from sooner.core.rules import Verdict
 from sooner.core.step import Step
 from sooner.core.tree import EMPTY, Draft, keep
@@ -152,5 +152,7 @@ def _context(request: Request) -> Context:
 
 
 def _guess(draft: Draft, request: Request) -> Guess:
+    if draft is EMPTY:
+        return NO_GUESS
     drawn = draft.probs is not None and request.rule != "match" and not request.law.greedy
     return Guess(draft.tokens, draft.parents, draft.scores, drawn)
