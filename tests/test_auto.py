@@ -47,7 +47,7 @@ def test_a_table_is_found_by_fingerprint(tiny: Path, tmp_path: Path, monkeypatch
     monkeypatch.setattr(shipped, "DATA", tmp_path / "data")
     (tmp_path / "data").mkdir()
     path = tmp_path / "data" / f"table-{loading.fingerprint(target)}.safetensors"
-    save(build(VOCAB, {(5, 6): {7: 1.0}}, {}, {}), path)
+    save(build(VOCAB, {(5, 6): {7: 1.0}}, {}), path)
     assert shipped.find("table", loading.fingerprint(target)) == str(path)
     assert LLM(target).generate("the end", SamplingParams(max_tokens=12)).stats.draft_failures == 0
     other = loading.load(str(make_tiny(tmp_path / "other", seed=1, layers=3)), dtype="float32", device="cpu")

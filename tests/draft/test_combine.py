@@ -177,8 +177,10 @@ def test_sources_that_cannot_be_joined_are_refused() -> None:
 
 
 def everything() -> CombineDrafter:
-    pairs = {(a, b): {(a * b) % 17: 3.0, a: 1.0} for a in range(17) for b in range(17)}
-    table = build(17, pairs, {a: {a: 1.0} for a in range(17)}, {})
+    pairs: dict[tuple[int, ...], dict[int, float]] = {
+        (a, b): {(a * b) % 17: 3.0, a: 1.0} for a in range(17) for b in range(17)
+    }
+    table = build(17, pairs | {(a,): {a: 1.0} for a in range(17)}, {})
     script = ScriptedDrafter(lambda context, budget: Draft((3,), (-1,)) if not budget.empty else Draft())
     sources = [LookupSource(), RecycleSource(60), TableSource(table), DraftSource(script)]
     return CombineDrafter("everything", sources)

@@ -25,10 +25,13 @@ KINDS = ("lookup", "recycle", "lookup+recycle", "recycle+table", "lookup+recycle
 
 def table(dice: random.Random) -> Table:
     def row() -> dict[int, float]:
-        return {dice.randrange(VOCAB): float(dice.randint(1, 60)) for _ in range(dice.randint(1, 12))}
+        return {dice.randrange(VOCAB - 2): float(dice.randint(1, 60)) for _ in range(dice.randint(1, 12))}
 
-    pairs = {(dice.randrange(VOCAB), dice.randrange(VOCAB)): row() for _ in range(200)}
-    return build(VOCAB, pairs, {token: row() for token in range(0, VOCAB, 2)}, {})
+    def runs(length: int, count: int) -> dict[tuple[int, ...], dict[int, float]]:
+        return {tuple(dice.randrange(VOCAB) for _ in range(length)): row() for _ in range(count)}
+
+    # fewer ids than the texts have: the target's vocabulary may be the larger one
+    return build(VOCAB - 2, runs(1, 15) | runs(2, 200) | runs(3, 900), {})
 
 
 def sources(kind: str, warm: Table, limit: int = 60) -> list[Source]:

@@ -137,7 +137,7 @@ def test_joined_names_make_one_drafter_of_all() -> None:
 
 def test_a_warm_table_is_read_from_where_it_lies(tmp_path: Path) -> None:
     path = tmp_path / "t.safetensors"
-    save(build(17, {(1, 2): {3: 9.0}}, {}, {}), path)
+    save(build(17, {(1, 2): {3: 9.0}}, {}), path)
     drafter = make(parse(f"recycle:{path}"), ToyModel(17), no_model)
     [draft] = drafter.propose([Context("r", [1, 2], LawParams(), 0, "match")], [Budget.chain(2)])
     assert draft.tokens == (3,)

@@ -14,54 +14,70 @@ from sooner.draft.source import grade
 from sooner.draft.table import LEVEL, RANKS, TRUSTS, WIDTH, Keys, Table, TableSource, build, load, save
 from sooner.errors import DraftError
 
-PAIRS = {(1, 2): {3: 6.0, 4: 3.0, 5: 1.0}, (7, 8): {9: 1.0}}
-SINGLES = {2: {3: 6.0, 6: 6.0}, 8: {9: 1.0}, 11: {i: 1.0 for i in range(12)}}
+Runs = dict[tuple[int, ...], dict[int, float]]
+PAIRS: Runs = {(1, 2): {3: 6.0, 4: 3.0, 5: 1.0}, (7, 8): {9: 1.0}}
+SINGLES: Runs = {(2,): {3: 6.0, 6: 6.0}, (8,): {9: 1.0}, (11,): {i: 1.0 for i in range(12)}}
+TRIPLES: Runs = {(0, 1, 2): {8: 2.0}, (2, 2, 2): {2: 5.0, 1: 5.0}}
 
 
 def table(vocab: int = 100) -> Table:
-    return build(vocab, PAIRS, SINGLES, {"model": "toy", "tokens": 9})
+    return build(vocab, PAIRS | SINGLES | TRIPLES, {"model": "toy", "tokens": 9})
 
 
 def test_a_pair_has_its_continuations_best_first() -> None:
-    row = table().row(1, 2)
+    row = table().row((1, 2))
     assert [token for token, _ in row] == [3, 4, 5]
     expected = [(grade(share) * RANKS + rank) * TRUSTS + 2 for rank, share in enumerate((0.6, 0.3, 0.1))]
-    assert [code for _, code in row] == expected  # ten rows: the third grade of trust
+    assert [code - LEVEL for _, code in row] == expected  # ten rows: the third grade of trust
 
 
 def test_ids_beyond_the_tables_own_find_no_other_pair() -> None:
     """The target's vocabulary may be the larger one; a pair's number must not run into its neighbour's."""
-    made = build(10, {(1, 2): {3: 1.0}, (2, 0): {4: 1.0}}, {}, {})
-    assert made.row(1, 10) == made.row(0, 12) == made.row(1, 1 << 20) == ()
+    made = build(10, {(1, 2): {3: 1.0}, (2, 0): {4: 1.0}}, {})
+    assert made.row((1, 10)) == made.row((0, 12)) == made.row((1, 1 << 20)) == made.row((0, (1 << 21) + 2)) == ()
+
+
+def test_a_vocabulary_that_keys_cannot_hold_is_refused() -> None:
+    with pytest.raises(DraftError, match="at most 2097152 ids"):
+        build((1 << 21) + 1, PAIRS, {})
 
 
 def test_a_table_takes_no_object_for_each_of_its_numbers() -> None:
     """As dicts of pairs the shipped table took 47 MB beside every caller's model."""
-    counts = {(i, i + 1): {i: 1.0, i + 2: 1.0} for i in range(20_000)}
-    made = build(30_000, counts, {}, {})
+    counts: Runs = {(i, i + 1): {i: 1.0, i + 2: 1.0} for i in range(20_000)}
+    made = build(30_000, counts, {})
     tracemalloc.start()
-    kept = Table(made.vocab, Keys(made.pairs), Keys(made.singles), array("i", made.ends), made.ids, made.codes)
+    keys = tuple(Keys(keys) for keys in made.keys)
+    kept = Table(made.vocab, keys, array("i", made.ends), made.ids, made.codes)
     size, _ = tracemalloc.get_traced_memory()
     tracemalloc.stop()
-    assert size < 30 * len(kept.pairs)
-    assert all(kept.row(i, i + 1) == made.row(i, i + 1) != () for i in range(0, 20_000, 999))
+    assert size < 30 * sum(map(len, kept.keys))
+    assert all(kept.row((i, i + 1)) == made.row((i, i + 1)) != () for i in range(0, 20_000, 999))
 
 
 def test_an_unknown_pair_falls_back_to_its_last_token() -> None:
     made = table()
-    assert [token for token, _ in made.row(5, 2)] == [token for token, _ in made.row(None, 2)] == [3, 6]
-    assert all(code >= LEVEL for _, code in made.row(5, 2))
-    assert made.row(1, 99) == ()
+    assert [token for token, _ in made.row((5, 2))] == [token for token, _ in made.row((2,))] == [3, 6]
+    assert all(code >= 2 * LEVEL for _, code in made.row((5, 2)))
+    assert made.row((1, 99)) == ()
+
+
+def test_the_longest_key_counts() -> None:
+    made = table()
+    assert [token for token, _ in made.row((0, 1, 2))] == [8]
+    assert all(code < LEVEL for _, code in made.row((0, 1, 2)))
+    assert made.row((9, 0, 1, 2)) == made.row((0, 1, 2))
+    assert made.row((5, 1, 2)) == made.row((1, 2))
 
 
 def test_only_the_likeliest_are_kept_and_none_that_is_rare() -> None:
-    assert len(table().row(None, 11)) == WIDTH
-    rare = build(100, {(1, 2): {3: 1000.0, 4: 1.0}}, {}, {})
-    assert [token for token, _ in rare.row(1, 2)] == [3]
+    assert len(table().row((11,))) == WIDTH
+    rare = build(100, {(1, 2): {3: 1000.0, 4: 1.0}}, {})
+    assert [token for token, _ in rare.row((1, 2))] == [3]
 
 
 def test_more_counts_are_trusted_more() -> None:
-    codes = [build(10, {(1, 2): {3: count}}, {}, {}).row(1, 2)[0][1] for count in (0.3, 2.0, 8.0, 32.0, 1e9)]
+    codes = [build(10, {(1, 2): {3: count}}, {}).row((1, 2))[0][1] - LEVEL for count in (0.3, 2.0, 8.0, 32.0, 1e9)]
     assert codes == [0, 1, 2, 3, 3]
 
 
@@ -70,7 +86,8 @@ def test_what_is_saved_is_read_back(tmp_path: Path, vocab: int) -> None:
     made = table(vocab)
     save(made, tmp_path / "t.safetensors")
     read = load(tmp_path / "t.safetensors", vocab + 5)
-    assert all(read.row(before, last) == made.row(before, last) for before in (None, 1, 7) for last in range(12))
+    tails = [(*before, last) for before in ((), (1,), (7,), (0, 1), (2, 2)) for last in range(12)]
+    assert all(read.row(tail) == made.row(tail) for tail in tails)
     assert read.about == {"model": "toy", "tokens": 9}
 
 
@@ -92,7 +109,7 @@ def test_a_file_that_is_no_table_is_refused_by_name(tmp_path: Path) -> None:
         load(path, 100)
 
 
-@pytest.mark.parametrize("part", ["pairs", "lengths", "ids", "codes"])
+@pytest.mark.parametrize("part", ["triples", "pairs", "lengths", "ids", "codes"])
 def test_a_damaged_table_is_refused(tmp_path: Path, part: str) -> None:
     path = tmp_path / "t.safetensors"
     save(table(), path)
@@ -117,7 +134,7 @@ def load_file_of(made: Table, folder: Path) -> dict[str, object]:
 def test_a_source_offers_the_row_of_the_last_two_tokens() -> None:
     source = TableSource(table())
     source.begin([], [])
-    assert source.after("r", (), (0, 1, 2)) == table().row(1, 2)
-    assert source.after("r", (), (2,)) == table().row(None, 2)
-    codes = [code for last in range(12) for _, code in (*table().row(None, last), *table().row(1, last))]
+    assert source.after("r", (), (4, 0, 1, 2)) == table().row((0, 1, 2))
+    assert source.after("r", (), (2,)) == table().row((2,))
+    codes = [code for last in range(12) for _, code in (*table().row((last,)), *table().row((1, last)))]
     assert max(codes) < len(source.priors)

@@ -47,7 +47,7 @@ def test_auto_guesses_from_the_table_that_comes_for_the_model(
         pairs.setdefault((one, two), {})[three] = 40.0
     monkeypatch.setattr(shipped, "DATA", tmp_path)
     mark = loading.fingerprint_at(str(folder), borrow(module))
-    save(build(VOCAB, pairs, {}, {}), tmp_path / f"table-{mark}.safetensors")
+    save(build(VOCAB, pairs, {}), tmp_path / f"table-{mark}.safetensors")
     warm = sooner.generate(module, **inputs, k=4)
     assert torch.equal(plain, cold)
     assert torch.equal(plain, warm)

@@ -31,26 +31,25 @@ def test_rows_count_with_their_probabilities() -> None:
     half = (1.0, 1.0, -50.0)
     counts.add(Text((1, 2, 3, 4), 2, "answer", Tops(((3, 5, 6), (4, 5, 6)), (half, SURE))))
     assert counts.rows == 2
-    assert counts.pairs[1, 2] == pytest.approx({3: 0.5, 5: 0.5})
-    assert counts.pairs[2, 3] == pytest.approx({4: 1.0})
-    assert counts.singles[2] == pytest.approx({3: 0.5, 5: 0.5})
-    assert counts.singles.keys() == {2, 3}
+    assert counts.after[1, 2] == pytest.approx({3: 0.5, 5: 0.5})
+    assert counts.after[2, 3] == pytest.approx({4: 1.0})
+    assert counts.after[2,] == pytest.approx({3: 0.5, 5: 0.5})
+    assert counts.after.keys() == {(2,), (3,), (1, 2), (2, 3), (1, 2, 3)}
 
 
 def test_rows_that_are_not_finite_and_prompts_do_not_count() -> None:
     counts = Counts()
     counts.add(Text((1, 2, 3), 2, "answer", Tops(((3, 5),), ((math.nan, 0.0),))))
-    assert (counts.rows, dict(counts.pairs)) == (0, {})
+    assert (counts.rows, dict(counts.after)) == (0, {})
     counts.add(Text((1, 2), 1, "turn", Tops(((2, 5),), ((9.0, 0.0),))))
-    assert counts.singles.keys() == {1}
-    assert not counts.pairs  # one token is no pair
+    assert counts.after.keys() == {(1,)}
 
 
 def test_a_table_of_what_is_written_guesses_it(tmp_path: Path) -> None:
     for number in range(4):
         shards.save(tmp_path, number, [cycle(start, 40) for start in range(5)], 0)
     made, score = make(shards.paths(tmp_path), 10, {"model": "toy"})
-    assert [token for token, _ in made.row(3, 4)] == [5]
+    assert [token for token, _ in made.row((3, 4))] == [5]
     assert (made.about["model"], made.about["rows"]) == ("toy", 4 * 5 * 38)
     assert score.tokens == 5 * 37  # one shard was held out; the first token comes with the prompt
     assert score.tokens_per_step > 5
@@ -68,7 +67,7 @@ def test_what_is_held_out_is_not_in_the_table_that_is_tried(tmp_path: Path) -> N
     _, same = make([whole[0], whole[2]], 10, {})
     assert other.tokens_per_step < same.tokens_per_step
     counted, _ = make(whole, 10, {})
-    assert [token for token, _ in counted.row(5, 6)] == [0]  # in the end all of it counts
+    assert [token for token, _ in counted.row((5, 6))] == [0]  # in the end all of it counts
 
 
 def test_drafts_are_tried_as_an_engine_would() -> None:
@@ -79,7 +78,7 @@ def test_drafts_are_tried_as_an_engine_would() -> None:
     counts.add(text)
     from sooner.draft.table import build
 
-    table = build(10, counts.pairs, counts.singles, {})
+    table = build(10, counts.after, {})
     drafted = try_out(CombineDrafter("t", [TableSource(table)]), [text])
     assert drafted.tokens == 27
     assert drafted.steps < 10

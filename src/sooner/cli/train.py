@@ -180,9 +180,9 @@ def table(
     with progress.steps("counting", len(paths), "shards") as report:
         made, score = make(paths, loaded.model.vocab_size, about, report)
     save(made, out / "table.safetensors")
-    size = (out / "table.safetensors").stat().st_size / 1e6
+    size, keys = (out / "table.safetensors").stat().st_size / 1e6, sum(map(len, made.keys))
     typer.echo(
-        f"{out / 'table.safetensors'}: {made.about['rows']:,} tokens, {len(made.pairs):,} pairs, {size:.1f} MB; "
+        f"{out / 'table.safetensors'}: {made.about['rows']:,} tokens, {keys:,} keys, {size:.1f} MB; "
         f"held out, simulated: {score.tokens_per_step:.2f} tokens per step with lookup+recycle"
     )
 

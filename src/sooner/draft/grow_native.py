@@ -116,7 +116,5 @@ class NativeGrower:
 
 
 def _warm(table: Table) -> Warm:
-    pairs, singles = table.pairs, table.singles
-    return Warm(
-        pairs.sorted, pairs.places, singles.sorted, singles.places, table.ends, table.ids, table.codes, LEVEL
-    )
+    keys = tuple((keys.sorted, keys.places) for keys in table.keys)
+    return Warm(table.vocab, keys, table.ends, table.ids, table.codes, LEVEL)

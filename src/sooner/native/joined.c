@@ -4,6 +4,7 @@
  */
 #include <math.h>
 #include "maps.h"
+#include "warm.h"
 
 #define REACH 4    /* tokens of text and path that a source is shown */
 #define GRADES 10  /* of a probability */
@@ -35,13 +36,6 @@ typedef struct {
     int64_t place;
     int32_t token, node;
 } Entry;
-
-typedef struct { /* as table.py keeps one */
-    int64_t pairs, singles, level;
-    const int64_t *pair, *single;
-    const int32_t *pair_at, *single_at, *ends, *ids;
-    const uint8_t *codes;
-} Table;
 
 typedef struct {
     int64_t lookup, recycle, table; /* first code of each source, -1 = not there */
@@ -167,16 +161,6 @@ static void keep_row(Joined *j, int64_t serial, int32_t before, int32_t last, co
     for (int i = 0; i < row.count; i++) row.codes[i] -= LEVEL;
     store_put(&j->pairs, pair_key(before, last), &row);
 }
-static int64_t bisect(const int64_t *keys, int64_t count, int64_t key) {
-    int64_t low = 0, high = count;
-    while (low < high) {
-        int64_t middle = (low + high) / 2;
-        if (keys[middle] < key) low = middle + 1;
-        else high = middle;
-    }
-    return low < count && keys[low] == key ? low : -1;
-}
-
 /* ---- the tree -------------------------------------------------------------------------------------------- */
 
 static int say(Request *r, int32_t token, int64_t code) {
@@ -209,11 +193,9 @@ static int ask(const Joined *j, Request *r, const int32_t *tail, int size) {
     }
     if (s->table >= 0) {
         const Table *t = &s->warm;
-        int64_t level = 0, at = size > 1 ? bisect(t->pair, t->pairs, (int64_t)pair_key(tail[size - 2], last)) : -1;
-        if (at >= 0) at = t->pair_at[at];
-        else if ((at = bisect(t->single, t->singles, last)) >= 0) at = t->pairs + t->single_at[at], level = t->level;
-        for (int64_t i = at > 0 ? t->ends[at - 1] : 0; at >= 0 && i < t->ends[at]; i++)
-            good &= say(r, t->ids[i], s->table + level + t->codes[i]);
+        int64_t kind, row = warm_row(t, tail, size, &kind);
+        for (int64_t i = row > 0 ? t->ends[row - 1] : 0; row >= 0 && i < t->ends[row]; i++)
+            good &= say(r, t->ids[i], s->table + kind * t->level + t->codes[i]);
     }
     return good;
 }

@@ -13,13 +13,17 @@ from typing import Any
 from sooner.native import build
 
 ABSENT = -1
+RUN = 3  # tokens of the longest key of a warm table
 TOPS = 8  # likeliest ids kept of a row
 
 
 class _Table(Structure):
     _fields_ = [
-        *((name, c_int64) for name in ("pairs", "singles", "level")),
-        *((name, c_void_p) for name in ("pair", "single", "pair_at", "single_at", "ends", "ids", "codes")),
+        *((name, c_int64) for name in ("vocab", "level")),
+        ("keys", c_int64 * RUN),
+        ("key", c_void_p * RUN),
+        ("at", c_void_p * RUN),
+        *((name, c_void_p) for name in ("ends", "ids", "codes")),
     ]
 
 
@@ -49,15 +53,14 @@ class _Came(Structure):
 
 @dataclass(frozen=True, slots=True)
 class Warm:
-    """A warm table: sorted keys and the places of their rows (pairs, then singles), where each row ends, and rows.
+    """A warm table, as draft/table.py keeps it.
 
-    pair, single: int64. pair_at, single_at, ends, ids: int32. level: what codes of singles are higher by.
+    keys: for runs of three tokens, two and one the sorted keys, int64, and the places of their rows, int32.
+    ends, ids: int32. level: what the codes of each kind are higher by than those of the one before.
     """
 
-    pair: array[int]
-    pair_at: array[int]
-    single: array[int]
-    single_at: array[int]
+    vocab: int
+    keys: tuple[tuple[array[int], array[int]], ...]
     ends: array[int]
     ids: array[int]
     codes: bytes
@@ -183,9 +186,11 @@ def _place(values: Any) -> int:
 
 
 def _table(warm: Warm) -> _Table:
-    parts = (warm.pair, warm.single, warm.pair_at, warm.single_at, warm.ends, warm.ids)
-    codes = ctypes.cast(ctypes.c_char_p(warm.codes), c_void_p).value
-    return _Table(len(warm.pair), len(warm.single), warm.level, *map(_place, parts), codes)
+    told = _Table(warm.vocab, warm.level, ends=_place(warm.ends), ids=_place(warm.ids))
+    told.codes = ctypes.cast(ctypes.c_char_p(warm.codes), c_void_p).value
+    for kind, (keys, places) in enumerate(warm.keys):
+        told.keys[kind], told.key[kind], told.at[kind] = len(keys), _place(keys), _place(places)
+    return told
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from sooner.draft.combine import CombineDrafter
 from sooner.draft.protocol import TAIL, Context, Outcome, Tops
 from sooner.draft.recycle import RecycleSource
 from sooner.draft.sources import LookupSource
-from sooner.draft.table import Table, TableSource, build
+from sooner.draft.table import KINDS, Table, TableSource, build
 from sooner.errors import ConfigError
 from sooner.train import shards
 from sooner.train.shards import Text
@@ -27,6 +27,8 @@ from sooner.train.shards import Text
 BUDGET = Budget(depth=8, width=8, nodes=15)
 _HELD = 10  # every so many-th shard is held out
 _RARE = 0.01  # probability below which a candidate is not counted
+_LONGEST = len(KINDS)  # tokens of a key
+_TWICE = 1.5  # what two rows count for at least
 
 Progress = Callable[[int, int], None]
 """Told how many shards are done, of how many."""
@@ -46,12 +48,19 @@ class Score:
 
 
 class Counts:
-    """How often each token followed a pair, and its last token alone."""
+    """How often each token followed runs of one, two and three tokens; about 1 KB of memory a row."""
 
     def __init__(self) -> None:
-        self.pairs: dict[tuple[int, int], dict[int, float]] = defaultdict(lambda: defaultdict(float))
-        self.singles: dict[int, dict[int, float]] = defaultdict(lambda: defaultdict(float))
+        self.after: dict[tuple[int, ...], dict[int, float]] = defaultdict(lambda: defaultdict(float))
         self.rows = 0
+
+    def worth_keeping(self) -> dict[tuple[int, ...], dict[int, float]]:
+        """All but the triples seen once: four in five are, and they say little that their pair does not."""
+        return {
+            run: counts
+            for run, counts in self.after.items()
+            if len(run) < _LONGEST or sum(counts.values()) >= _TWICE
+        }
 
     def add(self, text: Text) -> None:
         """Count every written row of a text."""
@@ -62,13 +71,12 @@ class Counts:
             self.rows += 1
             weights = [math.exp(logit - logits[0]) for logit in logits]
             total = sum(weights)
-            single = self.singles[text.tokens[at]]
-            pair = self.pairs[text.tokens[at - 1], text.tokens[at]] if at else {}
+            rows = [self.after[text.tokens[at + 1 - n : at + 1]] for n in range(1, min(_LONGEST, at + 1) + 1)]
             for token, weight in zip(ids, weights, strict=True):
                 share = weight / total
                 if share >= _RARE:
-                    single[token] = single.get(token, 0.0) + share
-                    pair[token] = pair.get(token, 0.0) + share
+                    for counts in rows:
+                        counts[token] += share
 
 
 def make(
@@ -86,7 +94,7 @@ def make(
     for i, path in enumerate(p for p in paths if p not in held):
         _count(counts, path, vocab)
         progress(i + 1, steps)
-    tried = build(vocab, counts.pairs, counts.singles, about)
+    tried = build(vocab, counts.worth_keeping(), about)
     drafter = CombineDrafter("auto", [LookupSource(), RecycleSource(), TableSource(tried)])
     score = Score(0, 0)
     for i, path in enumerate(held):
@@ -94,7 +102,7 @@ def make(
         score = Score(score.tokens + some.tokens, score.steps + some.steps)
         _count(counts, path, vocab)
         progress(len(paths) - len(held) + 2 * (i + 1), steps)
-    whole = build(vocab, counts.pairs, counts.singles, {**about, "rows": counts.rows})
+    whole = build(vocab, counts.worth_keeping(), {**about, "rows": counts.rows})
     return replace(whole, chances=drafter.learned() if score.steps else {}), score
 
 
