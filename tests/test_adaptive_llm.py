@@ -9,6 +9,7 @@ import pytest
 import sooner
 from sooner.control.adaptive import AdaptiveController
 from sooner.control.fixed import FixedController
+from sooner.native import build
 
 PARAMS = sooner.SamplingParams(max_tokens=60, ignore_eos=True)
 PROMPT = [5, 6, 7, 8] * 8
@@ -55,6 +56,19 @@ def test_costs_are_there_at_the_next_start(tiny: Path, cache: Path) -> None:
     again = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
     assert isinstance(again.engine.controller, AdaptiveController)
     assert again.engine.controller.costs.passes.known
+
+
+def test_costs_of_another_version_of_the_kernels_are_not_believed(
+    tiny: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A draft step that had become eight times as fast stayed switched off for what it had cost before."""
+    first = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
+    for _ in range(3):
+        first.generate(PROMPT, PARAMS)
+    drafts = first.engine.controller.costs.drafts.seen  # type: ignore[attr-defined]  # the adaptive one's
+    monkeypatch.setattr(build, "sources", lambda: "another version")
+    again = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
+    assert drafts > 0 == again.engine.controller.costs.drafts.seen  # type: ignore[attr-defined]
 
 
 def test_passes_are_measured_before_the_first_request_where_there_is_something_to_decide(

@@ -23,6 +23,7 @@ from sooner.model import decoder, fused, hf, native, pull, stored
 from sooner.model import quantize as fewer
 from sooner.model.protocol import Model
 from sooner.model.threads import use as use_threads
+from sooner.native import build
 
 RUNTIMES = ("auto", "native", "fused", "hf")
 DTYPES: Mapping[str, torch.dtype] = {
@@ -200,11 +201,12 @@ def resolve(name: str) -> str:
 
 
 def costs_depend_on(name: str, model: Model) -> tuple[str, ...]:
-    """What the time of a pass depends on, beside what is in it. name: the model's."""
+    """What the time of a pass depends on, beside what is in it; its own code as well. name: the model's."""
     device = model.lanes.store.device
     gpu = torch.cuda.get_device_name(device) if device.type == "cuda" else "cpu"
     dtype = str(model.lanes.store.dtype).removeprefix("torch.")
-    return (name, dtype, type(model).__name__, str(device), gpu, f"{torch.get_num_threads()} threads")
+    threads, code = f"{torch.get_num_threads()} threads", f"code {build.sources()}"
+    return (name, dtype, type(model).__name__, str(device), gpu, threads, code)
 
 
 def eos_ids(module: Any) -> tuple[int, ...]:
