@@ -147,7 +147,7 @@ static int grade(const Joined *j, double log) {
 }
 static void keep_row(Joined *j, int64_t serial, int32_t before, int32_t last, const int32_t *ids,
                      const double *logits, int64_t count) {
-    if (!isfinite(logits[0])) return;
+    if (!count || !isfinite(logits[0])) return;
     Row row = {.request = serial, .count = (int16_t)(count < TOPS ? count : TOPS)};
     double whole = 0;
     for (int i = 0; i < row.count; i++) whole += exp(logits[i] - logits[0]);
