@@ -92,6 +92,32 @@ def test_a_text_that_changes_character_is_noticed_within_twenty_steps() -> None:
     assert steps_until_drafting(COPYING) <= 20
 
 
+@pytest.mark.parametrize(("later", "least", "most"), [(1.0, 10, 12), (0.0, 0, 6)])
+def test_a_request_is_thought_to_be_like_the_others_until_it_shows(later: float, least: int, most: int) -> None:
+    """Texts that began without a guess and then copied themselves were left alone for six steps each time."""
+    controller = AdaptiveController(Budget.chain(16))
+    for turn in range(30):
+        text = Job(f"r{turn}", lambda written: 0.95, fill=0.0)
+        run = Simulation(controller, COPYING, [text], seed=turn).run(12)
+        text.fill = later
+        run.run(18)
+        controller.leave(text.id)
+    new = Simulation(controller, COPYING, [Job("new", lambda written: 0.95, fill=0.0)]).run(12)
+    assert least <= sum(new.asked) <= most
+
+
+def test_after_a_draft_that_was_right_to_its_end_the_next_may_be_twice_as_long() -> None:
+    controller = AdaptiveController(Budget.chain(16))
+    simulate(controller, always(1.0), 1, COPYING)
+    controller.leave("r0")
+    run = Simulation(controller, COPYING, [always(1.0)(1)])
+    run.run(1)
+    first = run.rows[-1] - 1
+    run.run(1)
+    assert 4 <= first < 8
+    assert run.rows[-1] - 1 >= 2 * first
+
+
 def test_with_an_expensive_drafter_it_takes_longer_but_off_is_not_for_ever() -> None:
     assert steps_until_drafting(MODEL) <= 120
 

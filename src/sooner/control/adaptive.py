@@ -46,6 +46,7 @@ _PLAIN_FIRST = 4  # of those without, before it is known what they cost; every t
 _CLEAR = 1.2
 _FADE = 0.93  # of the speed-up seen, a step
 _SLOW, _FAST = 0.12, 0.25  # how fast the worth of asking falls and rises
+_USUAL = 0.02  # how fast what is expected of requests to come follows
 
 
 class AdaptiveController:
@@ -66,6 +67,7 @@ class AdaptiveController:
         self._curious = False  # whether somebody was asked who does not seem worth asking
         self._rest = 0  # the turn before which there is nothing to decide for those that are known
         self._plain_s = self._taken_s = 0.0  # all passes that brought tokens: without guesses, and as they were
+        self._usual: float | None = None  # what answers are worth, over all requests
         self._aside = 0.0  # seconds it takes to think about one answer
         self._cheap = True  # drafting for all takes so little that it needs no choice of depth
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
@@ -122,7 +124,9 @@ class AdaptiveController:
         """Whether some are here for the first time."""
         new = [view for view in views if view.request_id not in self._states and view.whole]
         for view in new:
-            self._states[view.request_id] = State(view.speculation, self._turn, self._plain_s, self._taken_s)
+            self._states[view.request_id] = State(
+                view.speculation, self._turn, self._plain_s, self._taken_s, worth=self._usual
+            )
         return bool(new)
 
     def _given(self, views: Sequence[View], asked: dict[str, int]) -> list[Budget]:
@@ -252,8 +256,7 @@ class AdaptiveController:
         self._since_plain = 0
         asked = self._now.asked if self._now is not None else {}
         for name in asked:
-            state = self._states[name]
-            state.worth = (state.worth or 0.0) * (1 - _SLOW)
+            self._value(name, 0.0)
         if asked and self._now is not None:
             self.shapes.add(Guess(), (), self._now.depth)
         return [() if view.speculation == "auto" else None for view in views]
@@ -287,9 +290,15 @@ class AdaptiveController:
             if name in worth:
                 worth[name] += -value - toll
         for name, new in worth.items():
-            state = self._states[name]
-            old = state.worth or 0.0
-            state.worth = new if state.worth is None else old + (_FAST if new > old else _SLOW) * (new - old)
+            self._value(name, new)
+
+    def _value(self, name: str, new: float) -> None:
+        """An answer was worth so much: for its request, and for what is expected of those that come."""
+        state = self._states[name]
+        old = new if state.worth is None else state.worth
+        state.worth = old + (_FAST if new > old else _SLOW) * (new - old)
+        usual = new if self._usual is None else self._usual
+        self._usual = usual + _USUAL * (new - usual)
 
     def _remember(
         self, views: Sequence[View], guesses: Sequence[Guess], kept: dict[int, list[int]], now: Now
@@ -313,6 +322,10 @@ class AdaptiveController:
         weighed, self._weighed = self._weighed, None
         if now is None:
             return
+        for tried in record.tried:
+            if tried.kept and tried.path and tried.path[-1] == tried.kept[-1]:  # right to its end: it might go on
+                state = self._states[tried.request_id]
+                state.wanted = max(state.wanted, 2.0 * len(tried.kept))
         self._lessons.append(Lesson(record, now, self._turn, weighed))
         watched = now.asked or self.beliefs.waiting
         learning = self.costs.passes.seen < _KNOWN or self.costs.drafts.seen < _MEASURED
