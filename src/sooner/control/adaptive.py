@@ -20,7 +20,7 @@ from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.price import MARGIN, worth_their_rows
 from sooner.control.protocol import Guess, Note, StepRecord, View
 from sooner.control.shapes import Shapes, levels
-from sooner.control.state import Lesson, Now, State, Weighed
+from sooner.control.state import SLOW, Lesson, Now, State, Weighed, Worths
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _CHEAP = 0.15  # drafting for all below this share of a pass needs no choice of depth
@@ -45,8 +45,6 @@ _PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as 
 _PLAIN_FIRST = 4  # of those without, before it is known what they cost; every tenth until then
 _CLEAR = 1.2
 _FADE = 0.93  # of the speed-up seen, a step
-_SLOW, _FAST = 0.12, 0.25  # how fast the worth of asking falls and rises
-_USUAL = 0.02  # how fast what is expected of requests to come follows
 
 
 class AdaptiveController:
@@ -67,7 +65,7 @@ class AdaptiveController:
         self._curious = False  # whether somebody was asked who does not seem worth asking
         self._rest = 0  # the turn before which there is nothing to decide for those that are known
         self._plain_s = self._taken_s = 0.0  # all passes that brought tokens: without guesses, and as they were
-        self._usual: float | None = None  # what answers are worth, over all requests
+        self._worths = Worths()
         self._aside = 0.0  # seconds it takes to think about one answer
         self._cheap = True  # drafting for all takes so little that it needs no choice of depth
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
@@ -124,9 +122,8 @@ class AdaptiveController:
         """Whether some are here for the first time."""
         new = [view for view in views if view.request_id not in self._states and view.whole]
         for view in new:
-            self._states[view.request_id] = State(
-                view.speculation, self._turn, self._plain_s, self._taken_s, worth=self._usual
-            )
+            began = self._turn, self._plain_s, self._taken_s
+            self._states[view.request_id] = State(view.speculation, *began, worth=self._worths.usual)
         return bool(new)
 
     def _given(self, views: Sequence[View], asked: dict[str, int]) -> list[Budget]:
@@ -175,9 +172,7 @@ class AdaptiveController:
             chosen = {name: deepest for name, own in worth if own is None or own > least}
         else:
             names = [view.request_id for view in free]
-            others = (
-                bool(self._decided[1]) and self._decided[0] != names
-            )  # nobody is asked: whoever comes can wait
+            others = bool(self._decided[1]) and self._decided[0] != names  # with nobody asked, who comes can wait
             if self._turn >= self._due or others or len(names) < _FEW:
                 self._decided, self._due = (names, self._depth_that_pays(free, now)), self._turn + _DECIDE_EVERY
             chosen = dict(self._decided[1])
@@ -191,9 +186,8 @@ class AdaptiveController:
         self._curious = len(chosen) > sure
         if not chosen:  # nothing changes until a question can be paid for, or the next decision
             wait = int((each - self._credit) / (_EXPLORE * plain))
-            wait = (
-                min(max(wait, _BREATH), _PAUSE) if self._cheap else max(min(wait, self._due - self._turn - 1), 0)
-            )
+            until = self._due - self._turn - 1
+            wait = min(max(wait, _BREATH), _PAUSE) if self._cheap else max(min(wait, until), 0)
             self._rest = self._turn + 1 + wait
             self._credit += wait * _EXPLORE * plain
         return chosen
@@ -256,7 +250,7 @@ class AdaptiveController:
         self._since_plain = 0
         asked = self._now.asked if self._now is not None else {}
         for name in asked:
-            self._value(name, 0.0)
+            self._worths.add(self._states[name], 0.0)
         if asked and self._now is not None:
             self.shapes.add(Guess(), (), self._now.depth)
         return [() if view.speculation == "auto" else None for view in views]
@@ -290,15 +284,7 @@ class AdaptiveController:
             if name in worth:
                 worth[name] += -value - toll
         for name, new in worth.items():
-            self._value(name, new)
-
-    def _value(self, name: str, new: float) -> None:
-        """An answer was worth so much: for its request, and for what is expected of those that come."""
-        state = self._states[name]
-        old = new if state.worth is None else state.worth
-        state.worth = old + (_FAST if new > old else _SLOW) * (new - old)
-        usual = new if self._usual is None else self._usual
-        self._usual = usual + _USUAL * (new - usual)
+            self._worths.add(self._states[name], new)
 
     def _remember(
         self, views: Sequence[View], guesses: Sequence[Guess], kept: dict[int, list[int]], now: Now
@@ -353,7 +339,7 @@ class AdaptiveController:
         if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
             self._measure(record, now)
         if now.asked:
-            self._aside += _SLOW * (record.control_s / len(now.asked) - self._aside)
+            self._aside += SLOW * (record.control_s / len(now.asked) - self._aside)
         total = record.step_s
         if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
             gain = record.emitted * now.plain_s / (now.ready * total)

@@ -11,6 +11,8 @@ from sooner.control.protocol import StepRecord, View
 from sooner.params import Speculation
 
 FIRST_NODES = 4
+SLOW, FAST = 0.12, 0.25  # how fast the worth of a request's answers falls and rises
+USUAL = 0.02  # and that of all
 
 
 @dataclass(slots=True)
@@ -29,6 +31,20 @@ class State:
     ever: bool = False
     offered: int = 0
     kept: int = 0
+
+
+@dataclass(slots=True)
+class Worths:
+    """What answers are worth: of each request, and usually, which is what a new one is expected to be."""
+
+    usual: float | None = None
+
+    def add(self, state: State, new: float) -> None:
+        """An answer was worth so much."""
+        old = new if state.worth is None else state.worth
+        state.worth = old + (FAST if new > old else SLOW) * (new - old)
+        usual = new if self.usual is None else self.usual
+        self.usual = usual + USUAL * (new - usual)
 
 
 @dataclass(slots=True)
