@@ -65,10 +65,12 @@ def test_costs_of_another_version_of_the_kernels_are_not_believed(
     first = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
     for _ in range(3):
         first.generate(PROMPT, PARAMS)
-    drafts = first.engine.controller.costs.drafts.seen  # type: ignore[attr-defined]  # the adaptive one's
+    assert isinstance(first.engine.controller, AdaptiveController)
+    drafts = first.engine.controller.costs.drafts.seen
     monkeypatch.setattr(build, "sources", lambda: "another version")
     again = sooner.LLM(str(tiny), draft="lookup", dtype="float32")
-    assert drafts > 0 == again.engine.controller.costs.drafts.seen  # type: ignore[attr-defined]
+    assert isinstance(again.engine.controller, AdaptiveController)
+    assert drafts > 0 == again.engine.controller.costs.drafts.seen
 
 
 def test_passes_are_measured_before_the_first_request_where_there_is_something_to_decide(

@@ -262,9 +262,9 @@ def test_what_is_learnt_together_is_learnt_once_and_in_order(jobs: int) -> None:
     controller = AdaptiveController(Budget.chain(8))
     run = Simulation(controller, COPYING, [always(0.9)(i) for i in range(jobs)])
     seen, learnt, study = [], [], controller._study
-    controller._study = lambda lesson: (learnt.append(lesson.record), study(lesson))[1]  # type: ignore[method-assign]
+    controller._study = lambda lesson: (learnt.append(lesson.record), study(lesson))[1]  # type: ignore[method-assign]  # to look on
     observe = controller.observe
-    controller.observe = lambda record: (seen.append(record), observe(record))[1]  # type: ignore[method-assign]
+    controller.observe = lambda record: (seen.append(record), observe(record))[1]  # type: ignore[method-assign]  # to look on
     waited = [len(seen) - len(learnt) for _ in range(300) if run.run(1)]
     assert 1 < max(waited) <= 4
     controller.leave("r0")

@@ -45,6 +45,14 @@ def test_rows_that_are_not_finite_and_prompts_do_not_count() -> None:
     assert counts.after.keys() == {(1,)}
 
 
+def test_triples_seen_once_are_left_out_and_no_shorter_run() -> None:
+    counts = Counts()
+    counts.add(Text((1, 2, 3, 4), 3, "answer", Tops(((4, 5, 6),), (SURE,))))
+    assert counts.worth_keeping().keys() == {(3,), (2, 3)}
+    counts.add(Text((1, 2, 3, 7), 3, "answer", Tops(((7, 5, 6),), (SURE,))))
+    assert counts.worth_keeping()[1, 2, 3] == pytest.approx({4: 1.0, 7: 1.0})
+
+
 def test_a_table_of_what_is_written_guesses_it(tmp_path: Path) -> None:
     for number in range(4):
         shards.save(tmp_path, number, [cycle(start, 40) for start in range(5)], 0)

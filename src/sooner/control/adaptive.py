@@ -309,8 +309,8 @@ class AdaptiveController:
         if now is None:
             return
         for tried in record.tried:
-            if tried.kept and tried.path and tried.path[-1] == tried.kept[-1]:  # right to its end: it might go on
-                state = self._states[tried.request_id]
+            state = self._states.get(tried.request_id)
+            if state and tried.path and tried.path[-1] == tried.kept[-1]:  # right to its end: it might go on
                 state.wanted = max(state.wanted, 2.0 * len(tried.kept))
         self._lessons.append(Lesson(record, now, self._turn, weighed))
         watched = now.asked or self.beliefs.waiting
