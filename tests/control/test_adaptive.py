@@ -280,3 +280,14 @@ def test_a_choice_that_holds_ends_when_somebody_comes() -> None:
     assert run.asked[-1] == 3
     chunk = [View("r0", PROMPT, 9), View("r1", PROMPT, 9), View("r3", 99, 0, rows=32, whole=False)]
     assert [budget.empty for budget in controller.budgets(chunk)] == [False, False, True]
+
+
+def test_a_choice_that_holds_ends_when_one_of_them_reads_its_text_again() -> None:
+    """It lost its lane meanwhile; the pass is another one though the requests are the same."""
+    controller = AdaptiveController(Budget.chain(8))
+    Simulation(controller, COPYING, [always(0.9)(i) for i in range(2)]).run(302)
+    for rows in (1, 32):
+        again = View("r1", PROMPT, 9, rows=rows, whole=rows == 1)
+        controller.budgets([View("r0", PROMPT, 9), again])
+        assert controller._now is not None
+        assert controller._now.load.rows == 1 + rows

@@ -117,6 +117,19 @@ def test_drafts_and_what_is_learned_are_those_of_the_sources(kind: str, seed: in
     assert drafted > 500
 
 
+def test_what_is_learned_fades_alike() -> None:
+    """Counts are halved after a thousand of a kind, so that chances follow the text."""
+    pair = growers("lookup", 1)
+    text = [1, 2, 3] * 4
+    for turn in range(1300):
+        drafts = same(pair, [Context("r", tuple(text[-12:]), LawParams(), 0, "match")], [Budget(2, 1, 2)])
+        came = (drafts[0].tokens[0] if turn < 1100 else 9,)
+        for grower in pair:
+            grower.observe([Outcome("r", came, int(turn < 1100), 2, None, drafts[0], (3,))])
+    assert pair[0].values() == pytest.approx(pair[1].values(), rel=1e-12)
+    assert 0.5 < pair[0].values()[4] < 0.8  # of all 1,300 guesses 0.85 were right
+
+
 def test_an_id_with_a_new_life_begins_with_a_new_text() -> None:
     pair = growers("lookup", 0)
     for tokens in ([1, 2, 3, 1, 2, 3, 1], [5, 1], [5, 1, 2, 5, 1]):

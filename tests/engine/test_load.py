@@ -113,6 +113,15 @@ def test_a_short_beginning_is_copied_if_it_is_worth_it(common: int, reused: int)
     assert second.tokens[len(second.prompt) :] == plain_text(one.model.next_logits, second.prompt, GREEDY)[0]  # type: ignore[attr-defined]  # a ToyModel
 
 
+@pytest.mark.parametrize(("common", "waits"), [(20, False), (40, True)])
+def test_nobody_waits_for_a_beginning_that_is_soon_computed(common: int, waits: bool) -> None:
+    one = engine(config=EngineConfig(4, 1024, 256))
+    one.add(PROMPT[:300], GREEDY)
+    second = one.add([*PROMPT[:common], (PROMPT[common] + 1) % 17, *PROMPT[400:420]], GREEDY)
+    one.step()
+    assert (second.lane is None) is waits
+
+
 def test_another_scope_gets_no_hit() -> None:
     one = engine(config=EngineConfig(16, 1024, 256))
     mine = [one.add(PROMPT, replace(GREEDY, cache_salt=salt)) for salt in ("a", "b", None, "a")]

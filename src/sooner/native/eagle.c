@@ -293,8 +293,7 @@ static void likeliest(const Head *e, const Job *j, const State *s, const Room *r
         for (; k + L <= m->vocab; k += L) sums += vexp(*(vf_u *)(logits + k) - values[0]);
         for (; k < m->vocab; k++) sum += expf(logits[k] - values[0]);
         float norm = values[0] + logf(sum16(sums) + sum);
-        /* no more than 0: a child must not be likelier than its parent */
-        for (int64_t c = 0; c < few; c++) values[c] = values[c] > norm ? 0 : values[c] - norm;
+        for (int64_t c = 0; c < few; c++) values[c] -= norm; /* at most 0, since the sum holds exp(0) */
     }
 }
 
