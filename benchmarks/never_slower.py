@@ -4,20 +4,22 @@
     python benchmarks/never_slower.py --trace question.jsonl --quick    # four cells, within a minute
     python benchmarks/never_slower.py --merge part1.json part2.json --plot heat.png
 
-A cell is a workload at a number of requests at once. The requests of a batch begin together and write the same
-number of tokens; a cell is as many batches, one after another, as take plain decoding some seconds. Throughput =
-tokens after everybody's first / seconds after it, so the time of prompts does not count. All settings run a batch
-side by side, each for SLICE seconds in turn: a machine that gets slower for a second gets slower for all of them.
-Each cell is run `--repeats` times, and the ratio of a setting is the median over the turns of its throughput over
-that of plain decoding in the same turn. Drafters begin every turn without memories, so no text has been seen
-before; the adaptive controller knows nothing at the start of a workload but what a pass costs, and keeps what it
-learns from turn to turn, as a server would. A fixed setting that has taken twice as long as plain decoding is
-ended then, and its throughput is that of what it wrote (and its text compared as far as it got); one that was
-slower than 0.8 of the best in the first turn takes no further turn.
+A cell is a workload at a number of requests at once. The requests of a batch begin together and are timed from
+everybody's first token on, so the time of prompts does not count, until the batch has written `--max-tokens`
+for each of them, whoever wrote them, or one has written ROOM times as many: so there are always as many at once
+as the cell says, and no setting is timed while its last request finishes alone. Throughput = tokens / seconds;
+plain decoding has no drafter at all. A cell is some batches, one after another. All settings run a batch side
+by side, each for SLICE seconds in turn: a machine that gets slower for a second gets slower for all of them.
+Each cell is run `--repeats` times, and the ratio of a setting is the median over the turns of its throughput
+over that of plain decoding in the same turn. Drafters begin every turn without memories, so no text has been
+seen before; the adaptive controller knows nothing at the start of a workload but what a pass costs, and keeps
+what it learns from turn to turn, as a server would. A fixed setting that has taken twice as long as plain
+decoding is ended then, and its throughput is that of what it wrote; one that was slower than 0.8 of the best in
+the first turn takes no further turn.
 
 Drafters: `--draft` for text (default auto, with what comes with the package); scripted ones that are always wrong,
-always right, and wrong up to the middle of the text and right from there on. k = 2, 4, 8 guesses a step, of the
-same drafter. Every text is compared with that of plain decoding.
+always right, and wrong for half of `--max-tokens` and right from there on. k = 2, 4, 8 guesses a step, of the
+same drafter. Every text is compared with that of plain decoding, as far as it got.
 Last line: JSON with worst_ratio (adaptive over plain, the worst cell), geomean_ratio, worst_best_ratio (adaptive
 over the best fixed setting), equal.
 """
@@ -43,11 +45,13 @@ from sooner import SamplingParams, shipped
 from sooner.budgets import budget_for
 from sooner.config import Budget, EngineConfig
 from sooner.control.adaptive import AdaptiveController
-from sooner.control.cost import Costs, PassCost
+from sooner.control.cost import Costs
 from sooner.control.fixed import FixedController
+from sooner.control.passes import PassCost
 from sooner.control.protocol import Controller
 from sooner.core.tree import Draft, chain
 from sooner.draft import registry
+from sooner.draft.none import NoDrafter
 from sooner.draft.protocol import Context, Drafter
 from sooner.engine.calibrate import calibrate
 from sooner.engine.engine import Engine
@@ -72,6 +76,7 @@ PROMPT = 1024  # tokens of a prompt at most; the end of it, where the question i
 
 TWICE, HOPELESS = 2.0, 0.8
 KEPT = ("plain", "adaptive")
+ROOM = 2  # times `--max-tokens` is what one request may write
 SLICE = 0.05  # seconds a setting runs before the next one does
 BATCHES = {1: 4, 2: 4, 4: 3, 8: 2, 16: 2, 32: 1}  # batches of a cell, by how many requests are in one
 
@@ -125,7 +130,8 @@ class Bench:
         self, target: Loaded, workload: str, options: argparse.Namespace, passes: PassCost, fixed: Sequence[int]
     ) -> None:
         self.target, self.workload, self.options = target, workload, options
-        self.params = SamplingParams(max_tokens=options.max_tokens, ignore_eos=True)
+        self.share = options.max_tokens
+        self.params = SamplingParams(max_tokens=ROOM * self.share, ignore_eos=True)
         self.texts: Texts = {}
         costs = Costs()
         costs.passes = passes
@@ -140,13 +146,14 @@ class Bench:
         """One for each setting, with a drafter that has seen nothing yet."""
         config = EngineConfig(max_requests=max(CONCURRENCY), step_rows=4096)
         model = self.target.model
-        return {name: Engine(model, self._drafter(), self.controllers[name], config=config) for name in names}
+        drafters = {name: NoDrafter() if name == "plain" else self._drafter() for name in names}
+        return {n: Engine(model, drafters[n], self.controllers[n], config=config) for n in names}
 
     def learn(self, prompts: Sequence[Sequence[int]]) -> None:
         """Plain decoding of all prompts: the right texts."""
         engines = self.engines(["plain"])
         for batch in _batches(prompts, max(CONCURRENCY)):
-            _, texts = race(engines, batch, self.params)["plain"]
+            _, texts = race(engines, batch, self.params, ROOM * self.share)["plain"]
             self.texts |= {tuple(p): t for p, t in zip(batch, texts, strict=True)}
 
     def cell(self, prompts: Sequence[Sequence[int]], level: int, repeats: int) -> dict:
@@ -157,7 +164,7 @@ class Bench:
             engines = self.engines(names)
             ran = {name: Ran() for name in names}
             for batch in _batches(prompts, level):
-                for name, (took, texts) in race(engines, batch, self.params).items():
+                for name, (took, texts) in race(engines, batch, self.params, self.share).items():
                     ran[name].tokens += took.tokens
                     ran[name].seconds += took.seconds
                     right = (self.texts[tuple(p)] for p in batch)
@@ -193,7 +200,7 @@ class Bench:
             text = self.texts.get(tuple(context.tokens[: context.prompt]), ())
             right = text[written : written + min(budget.depth, budget.nodes)]
             wrong = tuple((token + 1) % vocab for token in right)
-            use = self.workload == "right" or (self.workload == "half" and 2 * written >= len(text))
+            use = self.workload == "right" or (self.workload == "half" and 2 * written >= self.share)
             return chain(right if use else wrong)
 
         return script
@@ -201,36 +208,36 @@ class Bench:
 
 @dataclass(slots=True)
 class Ran:
-    """What one setting wrote, prompts and first tokens left out."""
+    """What one setting wrote, prompts and first tokens left out. over: it needs to write no more."""
 
     tokens: int = 0
     seconds: float = 0.0
+    over: bool = False
 
 
 def race(
-    engines: Mapping[str, Engine], prompts: Sequence[Sequence[int]], params: SamplingParams
+    engines: Mapping[str, Engine], prompts: Sequence[Sequence[int]], params: SamplingParams, share: int
 ) -> dict[str, tuple[Ran, list[tuple[int, ...]]]]:
-    """Each engine writes the texts of all prompts, in slices of time by turns; what it took, and the texts."""
+    """Each engine writes `share` tokens a prompt, in slices of time by turns; what it took, and the texts."""
     requests = {name: [engine.add(prompt, params) for prompt in prompts] for name, engine in engines.items()}
     for name, engine in engines.items():
         while engine.busy and any(not request.written for request in requests[name]):
             engine.step()
-    ran = {name: Ran(-sum(request.written for request in own)) for name, own in requests.items()}
-    most = math.inf
-    while any(_goes_on(name, engine, ran, most) for name, engine in engines.items()):
+    ran = {name: Ran() for name in requests}
+    enough, most = len(prompts) * (share - 1), math.inf
+    while any(_goes_on(name, ran[name], most) for name in engines):
         for name, engine in engines.items():
-            if _goes_on(name, engine, ran, most):
-                _slice(engine, ran[name])
-        if "plain" in engines and not engines["plain"].busy:
+            if _goes_on(name, ran[name], most):
+                _slice(engine, ran[name], enough)
+        if "plain" in ran and ran["plain"].over:
             most = TWICE * ran["plain"].seconds
-    return {name: (ran[name], _end(engine, requests[name], ran[name])) for name, engine in engines.items()}
+    return {name: (ran[name], _end(engine, requests[name])) for name, engine in engines.items()}
 
 
-def _end(engine: Engine, requests: Sequence[Request], ran: Ran) -> list[tuple[int, ...]]:
+def _end(engine: Engine, requests: Sequence[Request]) -> list[tuple[int, ...]]:
     """The texts so far; nothing of them is kept."""
     for request in requests:
         engine.abort(request)
-    ran.tokens += sum(request.written for request in requests)
     drafter = engine.guard.drafter
     if isinstance(drafter, ScriptedDrafter):
         for kept in (drafter.contexts, drafter.outcomes, drafter.forgotten):
@@ -238,14 +245,16 @@ def _end(engine: Engine, requests: Sequence[Request], ran: Ran) -> list[tuple[in
     return [tuple(request.tokens[len(request.prompt) :]) for request in requests]
 
 
-def _goes_on(name: str, engine: Engine, ran: Mapping[str, Ran], most: float) -> bool:
-    return engine.busy and (name in KEPT or ran[name].seconds < most)
+def _goes_on(name: str, ran: Ran, most: float) -> bool:
+    return not ran.over and (name in KEPT or ran.seconds < most)
 
 
-def _slice(engine: Engine, ran: Ran) -> None:
+def _slice(engine: Engine, ran: Ran, enough: int) -> None:
     began = time.perf_counter()
-    while engine.busy and time.perf_counter() - began < SLICE:
-        engine.step()
+    while not ran.over and time.perf_counter() - began < SLICE:
+        events = engine.step()
+        ran.tokens += sum(len(event.tokens) for event in events)
+        ran.over = ran.tokens >= enough or any(event.finish for event in events)
     ran.seconds += time.perf_counter() - began
 
 

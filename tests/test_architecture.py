@@ -87,7 +87,7 @@ TABLE: dict[str, set[str]] = {
 OUTSIDE: dict[str, set[str]] = {
     "core": {"torch"},
     "native": {"torch"},
-    "control": set(),
+    "control": {"numpy"},
     "heads": {"torch", "safetensors"},
     "draft": {"torch", "numpy", "numba", "safetensors"},
     "train": {"torch", "safetensors", "matplotlib"},

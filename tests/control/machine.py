@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from random import Random
 
 from sooner.config import Budget
-from sooner.control.cost import Load
+from sooner.control.passes import Load
 from sooner.control.protocol import Controller, Guess, StepRecord, Tried, View
 from sooner.params import Speculation
 

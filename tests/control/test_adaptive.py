@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from statistics import mode
+from statistics import median, mode
 
 import pytest
 
 from sooner.config import Budget
 from sooner.control.adaptive import AdaptiveController
-from sooner.control.cost import Asked, Costs, DraftCost, Load
+from sooner.control.cost import Asked, Costs, DraftCost
 from sooner.control.fixed import FixedController
+from sooner.control.passes import Load
 from sooner.control.protocol import Controller, Guess, View
 from tests.control.machine import PROMPT, Job, Machine, Simulation
 
@@ -76,9 +77,9 @@ def test_requests_of_different_luck_are_told_apart() -> None:
     assert nodes[1] > 4 * nodes[0]
 
 
-def steps_until_drafting(machine: Machine) -> int:
+def steps_until_drafting(machine: Machine, seed: int = 0) -> int:
     """After the text has changed: passes until half of ten in a row carry guesses."""
-    run = Simulation(AdaptiveController(Budget.chain(16)), machine, [changing(0)])
+    run = Simulation(AdaptiveController(Budget.chain(16)), machine, [changing(0)], seed=seed)
     while run.jobs[0].written < 300:
         run.step()
     for count in range(200):
@@ -89,7 +90,7 @@ def steps_until_drafting(machine: Machine) -> int:
 
 
 def test_a_text_that_changes_character_is_noticed_within_twenty_steps() -> None:
-    assert steps_until_drafting(COPYING) <= 20
+    assert max(steps_until_drafting(COPYING, seed) for seed in range(9)) <= 20
 
 
 @pytest.mark.parametrize(("later", "least", "most"), [(1.0, 10, 12), (0.0, 0, 6)])
@@ -119,7 +120,7 @@ def test_after_a_draft_that_was_right_to_its_end_the_next_may_be_twice_as_long()
 
 
 def test_with_an_expensive_drafter_it_takes_longer_but_off_is_not_for_ever() -> None:
-    assert steps_until_drafting(MODEL) <= 120
+    assert median(steps_until_drafting(MODEL, seed) for seed in range(9)) <= 140
 
 
 @pytest.mark.parametrize("jobs", [1, 8])

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
-from sooner.control.cost import Load, PassCost
+from sooner.control.passes import Load, PassCost
 from sooner.core.step import Step
 from sooner.engine.calibrate import SIZES, calibrate
 from sooner.model.protocol import Output

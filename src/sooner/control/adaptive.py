@@ -15,12 +15,14 @@ from operator import mul
 
 from sooner.config import Budget
 from sooner.control.belief import Beliefs
-from sooner.control.cost import Asked, Costs, Load
+from sooner.control.cost import Asked, Costs
 from sooner.control.fixed import NOTHING, wished, wished_note
+from sooner.control.passes import Load
 from sooner.control.price import MARGIN, worth_their_rows
 from sooner.control.protocol import Guess, Note, StepRecord, View
+from sooner.control.questions import Questions
 from sooner.control.shapes import Shapes, levels
-from sooner.control.state import SLOW, Lesson, Now, State, Weighed, Worths
+from sooner.control.state import Lesson, Now, State, Weighed, Worths
 
 DEPTHS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64)
 _CHEAP = 0.15  # drafting for all below this share of a pass needs no choice of depth
@@ -31,12 +33,10 @@ _DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there 
 # Passes that are learnt from at once, and steps that a choice of whom to ask is kept for: a pass leaves nothing of
 # this program in the processor's caches, so doing it four times in a row costs little more than once.
 _TOGETHER = 4
-_EXPLORE = 0.01  # share of the time that may go into asking where it does not seem to pay
-_ASIDE = 2.0  # thinking about an answer before the pass, and once more after it
 _BREATH, _PAUSE = 3, 6  # steps: nobody is thought of while none is worth it; one is left alone after a question
 _PROBE_DEPTH = 4
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
-_OFTEN = 3  # of passes with guesses, one in three; a number that has nothing to do with the other
+_OFTEN = 5  # of passes with guesses, one in five; a number that has nothing to do with the other
 _WELL_KNOWN, _SELDOM = 100, 8  # measurements after which a cost is known well, and one pass in eight will do
 _KNOWN = 40  # measurements from which passes may be learnt from a few at once
 _NEGLIGIBLE = 0.02  # chances that are not looked at
@@ -54,19 +54,17 @@ class AdaptiveController:
         self.limit = limit
         self.costs = costs or Costs()
         self.beliefs = Beliefs()
+        self.questions = Questions(self.costs)
         self._states: dict[str, State] = {}
         self._now: Now | None = None
         self._gain = 1.0  # speed-up over plain decoding, fading
         self.shapes = Shapes(limit.depth)
         self._since_draft = self._since_plain = 0
-        # Seconds to spend on questions, and to be earned by right answers; what a question costs.
-        self._credit = self._bonus = self._question = 0.0
         self._turn = self._due = 0
         self._curious = False  # whether somebody was asked who does not seem worth asking
         self._rest = 0  # the turn before which there is nothing to decide for those that are known
         self._plain_s = self._taken_s = 0.0  # all passes that brought tokens: without guesses, and as they were
         self._worths = Worths()
-        self._aside = 0.0  # seconds it takes to think about one answer
         self._cheap = True  # drafting for all takes so little that it needs no choice of depth
         self._decided: tuple[list[str], dict[str, int]] = ([], {})
         self._lessons: list[Lesson] = []
@@ -167,7 +165,7 @@ class AdaptiveController:
         self._cheap = every <= _CHEAP * plain or (seen < _MEASURED and not (seen and every > plain))
         deepest = self.shapes.safe
         if self._cheap:
-            least = every / len(free) * now.price
+            least = self.costs.asking(len(free), self.shapes.usual) / len(free) * now.price
             worth = ((view.request_id, self._states[view.request_id].worth) for view in free)
             chosen = {name: deepest for name, own in worth if own is None or own > least}
         else:
@@ -177,29 +175,25 @@ class AdaptiveController:
                 self._decided, self._due = (names, self._depth_that_pays(free, now)), self._turn + _DECIDE_EVERY
             chosen = dict(self._decided[1])
         depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
-        each = self.costs.drafts.seconds(Asked(1, min(self.shapes.usual, depth))) + _ASIDE * self._aside
-        most = max(plain, each)  # a question may take many passes; then it is as rare
-        earned = _EXPLORE * plain * (1 + self._repeated)
-        self._repeated, sure = 0, len(chosen)
-        self._credit, self._bonus = min(self._credit + earned, most), min(self._bonus + earned, plain)
-        self._explore([view for view in free if view.request_id not in chosen], chosen, depth, each)
+        usual, sure = min(self.shapes.usual, depth), len(chosen)
+        self.questions.earn(plain, 1 + self._repeated, usual)
+        self._repeated = 0
+        self._explore([view for view in free if view.request_id not in chosen], chosen, depth, usual)
         self._curious = len(chosen) > sure
         if not chosen:  # nothing changes until a question can be paid for, or the next decision
-            wait = int((each - self._credit) / (_EXPLORE * plain))
-            until = self._due - self._turn - 1
+            wait, until = self.questions.wait(), self._due - self._turn - 1
             wait = min(max(wait, _BREATH), _PAUSE) if self._cheap else max(min(wait, until), 0)
             self._rest = self._turn + 1 + wait
-            self._credit += wait * _EXPLORE * plain
+            self.questions.skip(wait)
         return chosen
 
-    def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int, each: float) -> None:
-        """Ask some that seem not worth asking, the longest unasked first. each: seconds that takes."""
-        if self._credit < each:
-            return
-        for view in sorted(rest, key=lambda v: self._states[v.request_id].turn):
-            if self._credit < each or self._turn - self._states[view.request_id].turn < _PAUSE:
-                return
-            self._credit, self._question = self._credit - each, each
+    def _explore(self, rest: Sequence[View], chosen: dict[str, int], depth: int, usual: float) -> None:
+        """Ask some that seem not worth asking, the longest unasked first."""
+        idle = [view for view in rest if self._turn - self._states[view.request_id].turn >= _PAUSE]
+        count = self.questions.ask(len(idle), len(chosen), usual)
+        if count < len(idle):
+            idle.sort(key=lambda view: self._states[view.request_id].turn)
+        for view in idle[:count]:
             chosen[view.request_id] = depth
 
     def _depth_that_pays(self, free: Sequence[View], now: Now) -> dict[str, int]:
@@ -276,7 +270,7 @@ class AdaptiveController:
         """What asking each request was worth."""
         views, taken, price = weighed
         passes, count = self.costs.passes, len(taken)
-        rows = sum(passes.further(now.load, count)[:count]) * passes.pace if taken else 0.0
+        rows = sum(passes.further(now.load, count)[:count]) if taken else 0.0
         toll = price * rows / count if taken else 0.0
         worth = dict.fromkeys(now.asked, 0.0)
         for value, i, _ in taken:
@@ -334,12 +328,13 @@ class AdaptiveController:
         spent = record.step_s - record.draft_s - record.control_s - record.write_s - record.settle_s
         seldom = turn % _SELDOM == 0
         often = record.rows != now.load.rows and turn % _OFTEN == 0
-        if seldom or often or self.costs.passes.seen < _WELL_KNOWN:
-            self.costs.passes.observe(load, spent)
+        passes = self.costs.passes
+        if seldom or often or passes.seen < _WELL_KNOWN or passes.little(record.rows):
+            passes.observe(load, spent)
         if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
             self._measure(record, now)
-        if now.asked:
-            self._aside += SLOW * (record.control_s / len(now.asked) - self._aside)
+        if now.asked and (self.costs.thinking.seen < _WELL_KNOWN or seldom):
+            self.costs.thinking.observe(Asked(len(now.asked), 0.0), record.control_s)
         total = record.step_s
         if now.ready and now.load.rows == now.ready and now.plain_s > 0 and total > 0:
             gain = record.emitted * now.plain_s / (now.ready * total)
@@ -367,15 +362,16 @@ class AdaptiveController:
             self._since_plain = 0
         waiting = self.beliefs.waiting
         for tried in record.tried:
+            state = self._states.get(tried.request_id)
             if tried.guess.tokens or tried.request_id in waiting:
-                # A question that was answered rightly earns the next one: a change is followed up at once.
                 right = self.beliefs.learn(tried)
-                earned = 0.0 if tried.kept else min(0.5 * right * self._question, self._bonus)
-                self._credit, self._bonus = self._credit + earned, self._bonus - earned
                 if right:
                     self._rest = self._until = 0
-            if tried.kept and tried.request_id in self._states:
-                state = self._states[tried.request_id]
+                if state and not tried.kept:
+                    self.questions.reward(right)
+                    # A question that was answered rightly is followed up at once.
+                    state.turn = min(state.turn, self._turn - _PAUSE) if right else state.turn
+            if state and tried.kept:
                 state.kept += 1
                 state.more_s += (len(tried.tokens) - 1) * now.plain_s
 

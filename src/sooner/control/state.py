@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from sooner.control.cost import Load
+from sooner.control.passes import Load
 from sooner.control.protocol import StepRecord, View
 from sooner.params import Speculation
 

@@ -10,8 +10,8 @@ import time
 from collections.abc import Callable, Sequence
 
 from sooner.config import Budget, EngineConfig
-from sooner.control.cost import Load, PassCost
 from sooner.control.fixed import FixedController
+from sooner.control.passes import Load, PassCost
 from sooner.control.protocol import StepRecord
 from sooner.core.tree import Draft, chain
 from sooner.draft.protocol import Context, Outcome

@@ -1,0 +1,282 @@
+"""What a pass of the target costs in seconds, learnt from those that ran. Knows no policy and no model.
+
+A cost is a broken line in rows, requests and keys read, times how much passes of just so many rows depart from it
+(kernels work in tiles, so costs rise in steps), times the pace of the machine. One Kalman filter keeps all of it
+together: passes of one size, many in a row, could be slow because they are of that size or because the machine is,
+and only the doubt about both at once lets the next pass of another size tell.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from operator import mul
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sooner.control.fit import STALE, TIMER, floats
+from sooner.errors import ConfigError
+
+KNOTS = (0, 4, 8, 16, 32, 64, 128, 512)  # rows at which the slope may change
+_COUNTED = 64  # rows up to which every number of them is looked at by itself
+_TILE = 8  # rows over which departures are alike, if anywhere
+_ALIKE = 64  # tokens of context a request by which passes may differ and count as one
+_LITTLE = 8  # passes of just so many rows, below which little is known of them
+_LEAST_RISE = 0.25  # of what the line says of a row, that it costs at least
+# What may be, as shares of a cost: noise of one pass; departures of a number of rows, how alike neighbours are,
+# and what they change by from pass to pass; the same for the pace, and for the coefficients of the line.
+_NOISE = 0.05
+_APART, _NEAR, _APART_DRIFT = 0.03, 0.8, 0.0005
+_PACE_DRIFT, _SHAPE_DRIFT = 0.003, 0.002
+# After so many surprises in a row, the same way and beyond so many deviations, the machine is another one: all
+# costs may have changed, and what a pass costs before its first row (memory) apart from that.
+_STREAK, _SURPRISE = 3, 1.5
+_ALIKE_ERRORS = 0.3  # how alike the errors of the first guess of two coefficients are
+_JUMP, _BASE_JUMP = 0.2, 0.3
+_CLIP = 2.5  # standard deviations beyond which a surprise counts no more
+
+
+class Load(NamedTuple):
+    """What a pass has to do: rows, requests they belong to, and tokens in all lanes."""
+
+    rows: int
+    requests: int
+    context: int
+
+
+_SEGMENTS = tuple((low, high - low) for low, high in pairwise((*KNOTS, 2**31)))
+_SIZE = len(KNOTS) + 3  # coefficients of the line
+_BASE = 1  # where they begin among what is estimated; the pace comes before, departures by rows after them
+_LINE = slice(_BASE, _BASE + _SIZE)
+
+
+def _features(load: Load) -> list[float]:
+    rows = load.rows
+    steps = [float(min(max(rows - low, 0), width)) for low, width in _SEGMENTS]
+    return [1.0, *steps, float(load.requests), _read(load)]
+
+
+def _read(load: Load) -> float:
+    """Thousands of keys that attention reads: each row those of its own lane."""
+    return load.rows * load.context / (1000 * max(load.requests, 1))
+
+
+def _alike(load: Load) -> tuple[int, int, int]:
+    return load.rows, load.requests, load.context // (_ALIKE * max(load.requests, 1))
+
+
+class PassCost:
+    """Seconds of one pass of the target, everything that depends on its rows included."""
+
+    def __init__(self) -> None:
+        self._mean: list[float] = []  # the log of the pace, the line, the log of each departure
+        self._cov: NDArray[np.float64] = np.zeros((0, 0))
+        self._drift: NDArray[np.float64] = np.zeros(0)
+        self._times = [0] * (_COUNTED + 1)  # passes of just so many rows that were measured
+        self._apart: dict[int, int] = {}  # by rows, as far as they were seen: where its departure is
+        self._streak = 0
+        self._found: dict[tuple[int, int, int], float] = {}  # until more is learnt
+        self._further: dict[tuple[int, int, int], list[float]] = {}
+        self.seen = 0
+        self.plain = 0  # passes measured that held no guesses and no prompts
+
+    @property
+    def known(self) -> bool:
+        """Whether any pass has been measured."""
+        return bool(self._mean)
+
+    def little(self, rows: int) -> bool:
+        """Whether passes of just so many rows were hardly seen, so that the next one is worth learning from."""
+        return rows <= _COUNTED and self._times[rows] < _LITTLE
+
+    def seconds(self, load: Load) -> float:
+        """Of one pass; 1.0 plus a little for each row while nothing is known."""
+        if not self._mean:
+            return 1.0 + load.rows / 64
+        key = _alike(load)
+        found = self._found.get(key)
+        if found is None:
+            found = self._found[key] = max(self._line(_features(load)) * self._share(load.rows), TIMER)
+        return found
+
+    def further(self, load: Load, count: int) -> Sequence[float]:
+        """Seconds of each row more than the pass has, `count` of them at least. Never next to nothing: where more
+        rows were seen to take less time, it is the fewer that were unlucky."""
+        key = _alike(load)
+        found = self._further.get(key, [])
+        if len(found) < count:
+            found = self._further[key] = self._rise(load, max(count, 2 * len(found), 16))
+        return found
+
+    def _line(self, features: Sequence[float]) -> float:
+        return float(sum(map(mul, self._mean[_LINE], features)))
+
+    def _share(self, rows: int) -> float:
+        """What passes of so many rows take now, of what the line says."""
+        at = self._apart.get(rows)
+        return math.exp(self._mean[0] + (self._expected(rows) if at is None else self._mean[at]))
+
+    def _expected(self, rows: int) -> float:
+        """The departure of so many rows, by that of the nearest number of the same tile that was seen."""
+        first = (rows - 1) // _TILE * _TILE + 1
+        near = [seen for seen in range(first, first + _TILE) if seen in self._apart] if rows <= _COUNTED else []
+        if not near:
+            return 0.0
+        nearest = min(near, key=lambda seen: abs(seen - rows))
+        return self._mean[self._apart[nearest]] * _NEAR ** abs(nearest - rows)
+
+    def _rise(self, load: Load, count: int) -> list[float]:
+        if not self._mean:
+            return [1 / 64] * count
+        line, slopes = self._line(_features(load)), self._mean[_BASE + 1 : _BASE + 1 + len(KNOTS)]
+        keys = self._mean[_BASE + _SIZE - 1] * load.context / (1000 * max(load.requests, 1))
+        segment, pace = bisect_right(KNOTS, load.rows) - 1, math.exp(self._mean[0])
+        totals, least = [], []
+        for rows in range(load.rows, load.rows + count + 1):
+            totals.append(line * (self._share(rows) if rows <= _COUNTED else pace))
+            if segment + 1 < len(KNOTS) and rows >= KNOTS[segment + 1]:
+                segment += 1
+            row = slopes[segment] + keys
+            line += row
+            least.append(_LEAST_RISE * pace * row)
+        for i in range(count - 1, -1, -1):
+            totals[i] = min(totals[i], totals[i + 1] - least[i])
+        return [after - before for before, after in pairwise(totals)]
+
+    def observe(self, load: Load, seconds: float) -> None:
+        """Learn from one measurement."""
+        if not math.isfinite(seconds) or seconds <= 0:
+            return
+        if not self._mean:
+            self._begin(*_first(load, seconds))
+        self.plain += load.rows == load.requests
+        self.seen += 1
+        features = _features(load)
+        line = max(self._line(features), TIMER)
+        at, weights = list(range(_BASE + _SIZE)), [1.0, *(x / line for x in features)]
+        if load.rows <= _COUNTED:
+            self._times[load.rows] += 1
+            at.append(self._departure(load.rows))
+            weights.append(1.0)
+        off = math.log(seconds / line) - math.log(self._share(load.rows))
+        self._learn(at, weights, off, _NOISE**2 + (TIMER / seconds) ** 2)
+
+    def _departure(self, rows: int) -> int:
+        """Where the departure of so many rows is, from now on; at first as those of its tile suggest."""
+        found = self._apart.get(rows)
+        if found is not None:
+            return found
+        tile = [(seen, at) for seen, at in self._apart.items() if (seen - 1) // _TILE == (rows - 1) // _TILE]
+        size, places = len(self._mean), [at for _, at in tile]
+        self._cov, self._drift = np.pad(self._cov, ((0, 1), (0, 1))), np.append(self._drift, _APART_DRIFT**2)
+        self._mean.append(0.0)
+        self._cov[size, size] = _APART**2
+        if tile:
+            seen = np.array([one for one, _ in tile])
+            own, among = _NEAR ** abs(seen - rows), _NEAR ** abs(seen[:, None] - seen)
+            shares = np.linalg.solve(among, own)
+            along = shares @ self._cov[places, :size]
+            self._mean[size] = float(shares @ np.array(self._mean)[places])
+            self._cov[size, :size] = self._cov[:size, size] = along
+            self._cov[size, size] = _APART**2 * (1 - shares @ own) + along[places] @ shares
+        self._apart[rows] = size
+        return size
+
+    def _learn(self, at: Sequence[int], weights: Sequence[float], off: float, noise: float) -> None:
+        """One measurement: the log of it is `off` from the sum of weights * estimates[at]."""
+        self._cov.flat[:: len(self._mean) + 1] += self._drift
+        places, factors = np.array(at), np.array(weights)
+        along = self._cov[:, places] @ factors
+        if self._jumped(off, math.sqrt(float(along[places] @ factors) + noise)):
+            self._cov[0, 0] += _JUMP**2
+            self._cov[_BASE, _BASE] += (_BASE_JUMP * self._mean[_BASE]) ** 2
+            along = self._cov[:, places] @ factors
+        total = float(along[places] @ factors) + noise
+        most = _CLIP * math.sqrt(total)
+        gain = along / total
+        self._cov -= np.outer(along, gain)
+        self._mean = self._not_negative(np.array(self._mean) + gain * min(max(off, -most), most)).tolist()
+        self._found.clear()
+        self._further.clear()
+
+    def _not_negative(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
+        """No coefficient below 0; what a coefficient gives up the others take over, so that what is known of their
+        sums stays true."""
+        line = mean[_LINE]
+        for _ in range(_SIZE):
+            worst = int(line.argmin())
+            if line[worst] >= 0:
+                break
+            along = self._cov[:, _BASE + worst]
+            mean -= along * (line[worst] / along[_BASE + worst])
+            line[worst] = 0.0
+        np.maximum(line, 0.0, out=line)
+        return mean
+
+    def _jumped(self, off: float, deviation: float) -> bool:
+        """Whether this was the last of several surprises of one kind: one is noise, some are the machine."""
+        way = 0 if abs(off) <= _SURPRISE * deviation else 1 if off > 0 else -1
+        self._streak = self._streak + way if way * self._streak > 0 else way
+        if abs(self._streak) < _STREAK:
+            return False
+        self._streak = 0
+        return True
+
+    def _begin(
+        self, line: Sequence[float], cov: NDArray[np.float64], room: Sequence[float], pace: float = 0.0
+    ) -> None:
+        """line, cov: the coefficients and the doubt about them; room: what was thought possible at first; pace:
+        the deviation of its log."""
+        self._mean, self._room = [0.0, *line], list(room)
+        self._cov = np.zeros((_BASE + _SIZE, _BASE + _SIZE))
+        self._cov[0, 0] = pace**2
+        self._cov[_LINE, _LINE] = cov
+        self._drift = np.array((_PACE_DRIFT, *(_SHAPE_DRIFT * r for r in room))) ** 2
+        self._times, self._apart = [0] * (_COUNTED + 1), {}
+
+    def saved(self) -> dict[str, object] | None:
+        if not self._mean:
+            return None
+        pace = math.exp(self._mean[0])
+        return {
+            "knots": list(KNOTS),
+            "plain": self.plain,
+            "line": [pace * one for one in self._mean[_LINE]],
+            "cov": (pace**2 * self._cov[_LINE, _LINE]).tolist(),
+            "room": [pace * one for one in self._room],
+            "apart": [[rows, self._mean[at], self._times[rows]] for rows, at in self._apart.items()],
+        }
+
+    def restore(self, saved: object) -> None:
+        """Take over what `saved` wrote, trusting it a little less. Raises ConfigError if it is not that."""
+        if not isinstance(saved, Mapping) or saved.get("knots") != list(KNOTS) or "line" not in saved:
+            raise ConfigError("the saved cost of passes has another form.")
+        line, room, cov = floats(saved["line"], _SIZE), floats(saved.get("room"), _SIZE), saved.get("cov")
+        if not isinstance(cov, list) or len(cov) != _SIZE:
+            raise ConfigError(f"a saved cost needs {_SIZE} rows of covariance.")
+        apart = saved.get("apart")
+        known = [floats(one, 3) for one in apart] if isinstance(apart, list) else []
+        if min(line) < 0 or any(not 1 <= rows <= _COUNTED or count < 0 for rows, _, count in known):
+            raise ConfigError("the saved cost of passes holds what no measurement gives.")
+        self._begin(line, np.array([floats(row, _SIZE) for row in cov]), room, pace=STALE)
+        for rows, mean, count in known:
+            at = self._departure(int(rows))
+            self._times[int(rows)], self._mean[at] = int(count), mean
+            along = self._cov[:, at].copy()  # nothing changes but the doubt
+            self._cov -= np.outer(along, along / (along[at] + _NOISE**2 / max(count, 1.0)))
+        plain = saved.get("plain")
+        self.seen, self.plain = 1, plain if isinstance(plain, int) else 0
+
+
+def _first(load: Load, seconds: float) -> tuple[list[float], NDArray[np.float64], list[float]]:
+    """A first guess from one pass: a row costs a fortieth of the pass itself, a request a hundredth. The
+    coefficients, the doubt about them, and the room of each."""
+    base = seconds / (1 + load.rows / 40 + load.requests / 100 + _read(load) / 40)
+    line = [base, *[base / 40] * len(KNOTS), base / 100, base / 40]
+    spread = np.array([base, *[base / 30] * len(KNOTS), base / 50, base / 20])
+    cov = np.outer(spread, spread) * (_ALIKE_ERRORS + (1 - _ALIKE_ERRORS) * np.eye(_SIZE))
+    return line, cov, spread.tolist()

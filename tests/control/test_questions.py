@@ -1,0 +1,71 @@
+"""Questions to those who seem not worth asking: as rare as they are dear, many at once, more after a right one."""
+
+from __future__ import annotations
+
+import pytest
+
+from sooner.control.cost import Asked, Costs
+from sooner.control.questions import Questions
+
+PASS = 0.01
+
+
+def questions(fixed: float, each: float) -> Questions:
+    """Asking n takes fixed + n * each seconds."""
+    costs = Costs()
+    for _ in range(300):
+        for requests in (1, 2, 5, 9):
+            costs.drafts.observe(Asked(requests, 1.0), fixed + each * requests)
+    return Questions(costs)
+
+
+def asked(found: Questions, waiting: int, passes: int) -> list[int]:
+    counts = []
+    for _ in range(passes):
+        found.earn(PASS, 1, 1.0)
+        counts.append(found.ask(waiting, 0, 1.0))
+    return counts
+
+
+@pytest.mark.parametrize(("fixed", "each"), [(2e-4, 2e-5), (2e-5, 2e-5), (0.0, 0.05)])
+def test_they_take_a_hundredth_of_the_time(fixed: float, each: float) -> None:
+    counts = asked(questions(fixed, each), 8, 4000)
+    spent = sum(fixed + each * count for count in counts if count)
+    assert spent <= 1.1 * 0.01 * 4000 * PASS
+    assert spent >= 0.8 * 0.01 * 4000 * PASS
+
+
+def test_waking_up_for_it_costs_the_most_so_all_are_asked_at_once() -> None:
+    assert set(asked(questions(4e-4, 2e-5), 8, 200)) == {0, 8}
+
+
+def test_as_many_as_the_savings_pay_for() -> None:
+    """Eight passes save up 0.8 ms, which pays for a dear question of two, never for eight."""
+    assert set(asked(questions(1e-4, 3.4e-4), 8, 200)) == {0, 2}
+
+
+def test_with_others_who_are_asked_anyhow_only_what_it_takes_more_is_paid() -> None:
+    found = questions(4e-4, 2e-5)
+    found.earn(PASS, 1, 1.0)
+    assert found.ask(4, 0, 1.0) == 0
+    assert found.ask(4, 3, 1.0) == 4
+
+
+def test_an_answer_that_was_right_pays_for_the_next_question() -> None:
+    found = questions(4e-4, 2e-5)
+    counts = []
+    for _ in range(40):
+        found.earn(PASS, 1, 1.0)
+        counts.append(found.ask(1, 0, 1.0))
+        if counts[-1]:
+            found.reward(2)
+    assert sum(counts) >= 1.8 * sum(asked(questions(4e-4, 2e-5), 1, 40))
+
+
+def test_wait_says_how_long_nobody_can_be_asked() -> None:
+    found = questions(4e-4, 2e-5)
+    found.earn(PASS, 1, 1.0)
+    found.skip(found.wait())
+    assert found.wait() == 0
+    found.earn(PASS, 1, 1.0)
+    assert found.ask(1, 0, 1.0) == 1
