@@ -119,6 +119,18 @@ def test_after_a_draft_that_was_right_to_its_end_the_next_may_be_twice_as_long()
     assert run.rows[-1] - 1 >= 2 * first
 
 
+@pytest.mark.parametrize(("jobs", "share"), [(8, 0.84), (32, 0.85)])
+def test_when_right_texts_are_followed_by_wrong_ones_few_passes_are_wasted(jobs: int, share: float) -> None:
+    """32 new requests had 512 guesses verified in one pass, none right, after 448 and 320: what was wrong was
+    learnt from four passes later, and a node at a time. A third of the next forty passes was lost."""
+    controller, machine = AdaptiveController(Budget.chain(16)), Machine(noise=0.03)
+    simulate(controller, always(1.0), jobs, machine, 100)
+    for i in range(jobs):
+        controller.leave(f"r{i}")
+    new = Simulation(controller, machine, [Job(f"n{i}", lambda written: 0.0) for i in range(jobs)]).run(40)
+    assert new.rate >= share * fixed(0, always(0.0), jobs, machine, 40)
+
+
 def test_with_an_expensive_drafter_it_takes_longer_but_off_is_not_for_ever() -> None:
     assert median(steps_until_drafting(MODEL, seed) for seed in range(9)) <= 140
 
@@ -181,7 +193,7 @@ def test_nobody_is_thought_of_at_every_step_while_none_is_worth_asking() -> None
     run = simulate(AdaptiveController(Budget.chain(16), costs), always(0.0), 8, COPYING)
     before = counted.calls
     run.run(400)
-    assert 0 < counted.calls - before <= 3 * 400 / 2.5  # three times a decision
+    assert 0 < counted.calls - before <= 5 * 400 / 2.5  # five times a decision
 
 
 def test_a_request_that_asks_for_k_or_for_none_gets_it() -> None:

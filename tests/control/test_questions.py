@@ -27,25 +27,26 @@ def asked(found: Questions, waiting: int, passes: int) -> list[int]:
     return counts
 
 
-@pytest.mark.parametrize(("fixed", "each"), [(2e-4, 2e-5), (2e-5, 2e-5), (0.0, 0.05)])
-def test_they_take_a_hundredth_of_the_time(fixed: float, each: float) -> None:
-    counts = asked(questions(fixed, each), 8, 4000)
-    spent = sum(fixed + each * count for count in counts if count)
-    assert spent <= 1.1 * 0.01 * 4000 * PASS
-    assert spent >= 0.8 * 0.01 * 4000 * PASS
+@pytest.mark.parametrize(
+    ("fixed", "each", "share"), [(2e-4, 2e-5, 0.005), (2e-5, 2e-5, 0.005), (0.002, 1e-4, 0.01), (0.0, 0.05, 0.01)]
+)
+def test_they_take_a_small_share_of_the_time(fixed: float, each: float, share: float) -> None:
+    """Twice as much where they would be too rare for a text that changes."""
+    spent = sum(fixed + each * count for count in asked(questions(fixed, each), 8, 4000) if count)
+    assert 0.8 * share <= spent / (4000 * PASS) <= 1.1 * share
 
 
 def test_waking_up_for_it_costs_the_most_so_all_are_asked_at_once() -> None:
-    assert set(asked(questions(4e-4, 2e-5), 8, 200)) == {0, 8}
+    assert set(asked(questions(3e-4, 2e-5), 8, 200)) == {0, 8}
 
 
 def test_as_many_as_the_savings_pay_for() -> None:
-    """Eight passes save up 0.8 ms, which pays for a dear question of two, never for eight."""
-    assert set(asked(questions(1e-4, 3.4e-4), 8, 200)) == {0, 2}
+    """Twelve passes save up 0.6 ms, which pays for a dear question of two, never for eight."""
+    assert set(asked(questions(1e-4, 2.3e-4), 8, 200)) == {0, 2}
 
 
 def test_with_others_who_are_asked_anyhow_only_what_it_takes_more_is_paid() -> None:
-    found = questions(4e-4, 2e-5)
+    found = questions(4e-4, 1e-5)
     found.earn(PASS, 1, 1.0)
     assert found.ask(4, 0, 1.0) == 0
     assert found.ask(4, 3, 1.0) == 4

@@ -18,7 +18,7 @@ from sooner.control.belief import Beliefs
 from sooner.control.cost import Asked, Costs
 from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.passes import Load
-from sooner.control.price import MARGIN, worth_their_rows
+from sooner.control.price import MARGIN, worth_asking, worth_their_rows
 from sooner.control.protocol import Guess, Note, StepRecord, View
 from sooner.control.questions import Questions
 from sooner.control.shapes import Shapes, levels
@@ -165,9 +165,9 @@ class AdaptiveController:
         self._cheap = every <= _CHEAP * plain or (seen < _MEASURED and not (seen and every > plain))
         deepest = self.shapes.safe
         if self._cheap:
-            least = self.costs.asking(len(free), self.shapes.usual) / len(free) * now.price
-            worth = ((view.request_id, self._states[view.request_id].worth) for view in free)
-            chosen = {name: deepest for name, own in worth if own is None or own > least}
+            worths = [(self._states[view.request_id].worth, view.request_id) for view in free]
+            toll = (now.price * self.costs.asking(n, self.shapes.usual) for n in (1, 2))
+            chosen = dict.fromkeys(worth_asking(worths, *toll), deepest)
         else:
             names = [view.request_id for view in free]
             others = bool(self._decided[1]) and self._decided[0] != names  # with nobody asked, who comes can wait
@@ -309,7 +309,10 @@ class AdaptiveController:
         self._lessons.append(Lesson(record, now, self._turn, weighed))
         watched = now.asked or self.beliefs.waiting
         learning = self.costs.passes.seen < _KNOWN or self.costs.drafts.seen < _MEASURED
-        hurry = watched and not (self._cheap and record.drafted)  # dear drafts, and questions
+        # Dear drafts, questions, and guesses that were far from what was expected.
+        usual = self._cheap and record.drafted and not (weighed and weighed.disappointed(record.accepted))
+        hurry = watched and not usual
+        learning = self.costs.passes.seen < _KNOWN or self.costs.drafts.seen < _MEASURED
         if hurry or learning or len(self._lessons) > _TOGETHER:
             self._catch_up()
 

@@ -22,8 +22,9 @@ _MEMORY = 1 - 1 / 400  # share of the old counts that a new one leaves
 _PRIOR = 3.0  # visits that the first guess of a rate counts for
 _ENOUGH = 30.0  # visits from which it no longer counts
 _FIRST, _LATER = 0.5, 0.12  # first guesses for the first child of a node, and for the others
-_RATE, _FLOOR = 0.07, 0.1  # how fast a request departs from the rest
-_SCORED = 0.02  # the same where scores say most of it: on recorded drafts any more made the chances worse
+# How far a request may depart from the rest, as the variance of its log odds: at first, and more with each node.
+_DOUBT, _DRIFT = 2.0, 0.004
+_SCORED, _SCORED_DRIFT = 0.3, 0.001  # the same where scores say most of it
 _PULL = 0.06  # and comes back to it
 _BOUND = 6.0
 _TINY = 0.01
@@ -131,6 +132,7 @@ class _Own:
     """What is known of one request."""
 
     shift: float = 0.0
+    doubt: float | None = None  # variance of the shift
     pending: _Pending | None = None
 
 
@@ -234,21 +236,24 @@ class Beliefs:
         if not below:
             return
         any_right, said, shift = False, known.said, own.shift
-        rate = _RATE if said is None else _SCORED
+        first, drift = (_DOUBT, _DRIFT) if said is None else (_SCORED, _SCORED_DRIFT)
+        doubt = first if own.doubt is None else min(own.doubt, first)
         for node in below:
             hit = node in right
             any_right |= hit
             odds = self._node_odds(known, node) if said is None else self._scores.odds(said[node])
             chance = 1 / (1 + math.exp(-odds - shift))
             weight = chance * (1 - chance)  # what was sure to come says little; what came against all odds a lot
-            shift += rate * (hit - chance) / (weight + _FLOOR) - _PULL * weight * shift
+            doubt /= 1 + weight * doubt
+            shift += doubt * (hit - chance) - _PULL * weight * shift
+            doubt += drift
             shift = -_BOUND if shift < -_BOUND else _BOUND if shift > _BOUND else shift
             if said is not None:
                 self._scores.add(said[node], hit)
             else:
                 self._places[known.places[node]].add(hit)
                 self._chain = []
-        own.shift = shift
+        own.shift, own.doubt = shift, doubt
         self._levels[_bucket(depth)].add(any_right)
 
     def _chain_odds(self, depth: int) -> list[float]:

@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sooner.control.fit import STALE, TIMER, floats
+from sooner.control.fit import CLIP, STALE, TIMER, Surprises, floats, not_negative
 from sooner.errors import ConfigError
 
 KNOTS = (0, 4, 8, 16, 32, 64, 128, 512)  # rows at which the slope may change
@@ -32,12 +32,10 @@ _LEAST_RISE = 0.25  # of what the line says of a row, that it costs at least
 _NOISE = 0.05
 _APART, _NEAR, _APART_DRIFT = 0.03, 0.8, 0.0005
 _PACE_DRIFT, _SHAPE_DRIFT = 0.003, 0.002
-# After so many surprises in a row, the same way and beyond so many deviations, the machine is another one: all
-# costs may have changed, and what a pass costs before its first row (memory) apart from that.
-_STREAK, _SURPRISE = 3, 1.5
+# After several surprises of one kind the machine is another one: all costs may have changed by so much, and what a
+# pass costs before its first row (memory) apart from that.
 _ALIKE_ERRORS = 0.3  # how alike the errors of the first guess of two coefficients are
 _JUMP, _BASE_JUMP = 0.2, 0.3
-_CLIP = 2.5  # standard deviations beyond which a surprise counts no more
 
 
 class Load(NamedTuple):
@@ -78,7 +76,7 @@ class PassCost:
         self._drift: NDArray[np.float64] = np.zeros(0)
         self._times = [0] * (_COUNTED + 1)  # passes of just so many rows that were measured
         self._apart: dict[int, int] = {}  # by rows, as far as they were seen: where its departure is
-        self._streak = 0
+        self._surprises = Surprises()
         self._found: dict[tuple[int, int, int], float] = {}  # until more is learnt
         self._further: dict[tuple[int, int, int], list[float]] = {}
         self.seen = 0
@@ -191,40 +189,19 @@ class PassCost:
         self._cov.flat[:: len(self._mean) + 1] += self._drift
         places, factors = np.array(at), np.array(weights)
         along = self._cov[:, places] @ factors
-        if self._jumped(off, math.sqrt(float(along[places] @ factors) + noise)):
+        if self._surprises.add(off, math.sqrt(float(along[places] @ factors) + noise)):
             self._cov[0, 0] += _JUMP**2
             self._cov[_BASE, _BASE] += (_BASE_JUMP * self._mean[_BASE]) ** 2
             along = self._cov[:, places] @ factors
         total = float(along[places] @ factors) + noise
-        most = _CLIP * math.sqrt(total)
+        most = CLIP * math.sqrt(total)
         gain = along / total
         self._cov -= np.outer(along, gain)
-        self._mean = self._not_negative(np.array(self._mean) + gain * min(max(off, -most), most)).tolist()
+        mean = np.array(self._mean) + gain * min(max(off, -most), most)
+        not_negative(mean, self._cov, _LINE)
+        self._mean = mean.tolist()
         self._found.clear()
         self._further.clear()
-
-    def _not_negative(self, mean: NDArray[np.float64]) -> NDArray[np.float64]:
-        """No coefficient below 0; what a coefficient gives up the others take over, so that what is known of their
-        sums stays true."""
-        line = mean[_LINE]
-        for _ in range(_SIZE):
-            worst = int(line.argmin())
-            if line[worst] >= 0:
-                break
-            along = self._cov[:, _BASE + worst]
-            mean -= along * (line[worst] / along[_BASE + worst])
-            line[worst] = 0.0
-        np.maximum(line, 0.0, out=line)
-        return mean
-
-    def _jumped(self, off: float, deviation: float) -> bool:
-        """Whether this was the last of several surprises of one kind: one is noise, some are the machine."""
-        way = 0 if abs(off) <= _SURPRISE * deviation else 1 if off > 0 else -1
-        self._streak = self._streak + way if way * self._streak > 0 else way
-        if abs(self._streak) < _STREAK:
-            return False
-        self._streak = 0
-        return True
 
     def _begin(
         self, line: Sequence[float], cov: NDArray[np.float64], room: Sequence[float], pace: float = 0.0

@@ -1,4 +1,4 @@
-"""What a second is worth, and how many of the guesses on offer pay for their rows. Knows no request.
+"""What a second is worth, who is worth asking, how many guesses pay for their rows. Knows no request.
 
 The price of a second is the text that the whole batch writes in it.
 """
@@ -30,6 +30,22 @@ def worth_their_rows(values: Sequence[float], now: Now, fixed: int, passes: Pass
         if gain > best:
             best, count = gain, n
     return count, price
+
+
+def worth_asking(worths: Sequence[tuple[float | None, str]], one: float, two: float) -> list[str]:
+    """The names of those that nothing is known of, and of those who together make up for what asking them takes.
+
+    worths: what an answer of each brings; one, two: what asking so many takes, in tokens.
+    """
+    asked = [name for worth, name in worths if worth is None]
+    known = sorted(((worth, name) for worth, name in worths if worth is not None), reverse=True)
+    each, once = two - one, 0.0 if asked else 2 * one - two
+    best, count, gain = 0.0, 0, -once
+    for n, (worth, _) in enumerate(known, 1):
+        gain += worth - each
+        if gain > best:
+            best, count = gain, n
+    return asked + [name for _, name in known[:count]]
 
 
 def _more(load: Load, rows: int) -> Load:

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from sooner.control.cost import Costs
 
-_SHARE = 0.01  # of the time
-_SAVE = 8  # passes whose share is saved up to ask more than one
+# Shares of the time: half a percent where that pays for a question within SOON passes, else a percent.
+_SHARE, _MORE, _SOON = 0.005, 0.01, 20
+_SAVE = 12  # passes whose share is saved up to ask more than one
 _REWARD = 0.5  # of a question's cost comes back for each token it knew
 
 
@@ -25,8 +26,8 @@ class Questions:
 
     def earn(self, plain: float, passes: int, usual: float) -> None:
         """So many passes went by, of `plain` seconds without guesses; answers are `usual` levels deep."""
-        self._rate = _SHARE * plain
         self._one = self._costs.asking(1, usual)
+        self._rate = (_SHARE if self._one <= _SOON * _SHARE * plain else _MORE) * plain
         self._most = max(_SAVE * self._rate, self._one)
         self._credit = min(self._credit + passes * self._rate, self._most)
         self._bonus = min(self._bonus + passes * self._rate, plain)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +13,7 @@ from sooner.params import Speculation
 
 FIRST_NODES = 4
 SLOW, FAST = 0.12, 0.25  # how fast the worth of a request's answers falls and rises
+FAR = 3.0  # deviations by which guesses may fall short of what was expected and it is still luck
 USUAL = 0.02  # and that of all
 
 
@@ -70,6 +72,11 @@ class Weighed(NamedTuple):
     views: Sequence[View]
     taken: Sequence[tuple[float, int, int]]
     price: float
+
+    def disappointed(self, accepted: int) -> bool:
+        """Whether so many accepted guesses are far fewer than the chances said."""
+        chances = [-value for value, _, _ in self.taken]
+        return sum(chances) - accepted > 1 + FAR * math.sqrt(sum(chance * (1 - chance) for chance in chances))
 
 
 class Lesson(NamedTuple):

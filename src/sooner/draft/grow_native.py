@@ -74,12 +74,16 @@ class NativeGrower:
         # of a request nobody asked about, a pass without rows says nothing
         heard = [o for o in outcomes if o.tops is not None or o.request_id in self._known]
         rows = [o.tops for o in heard if o.tops is not None]
-        width = len(rows[0].ids[0]) if rows else 0
+        width = rows[0].width if rows else 0
         for o in heard:
-            if o.tops is not None and len(o.tops.ids) != 1 + len(o.draft):
-                raise ValueError(f"{len(o.tops.ids)} rows of likeliest ids for a draft of {len(o.draft)} nodes")
-        if any(len(row) != width for tops in rows for row in (*tops.ids, *tops.logits)):
+            if o.tops is not None and o.tops.rows != 1 + len(o.draft):
+                raise ValueError(f"{o.tops.rows} rows of likeliest ids for a draft of {len(o.draft)} nodes")
+        if any(tops.width != width for tops in rows):
             raise ValueError("rows of likeliest ids of different lengths")
+        ids, logits = array("q"), array("f")
+        for tops in rows:
+            ids.extend(tops.flat_ids)
+            logits.extend(tops.flat_logits)
         tokens, came = array("i"), array("q")
         for o in heard:
             tokens.extend(o.tokens)
@@ -92,11 +96,11 @@ class NativeGrower:
                 array("i", [o.tail[-2] if len(o.tail) > 1 else ABSENT for o in heard]),
                 array("i", [o.tail[-1] if o.tail else ABSENT for o in heard]),
                 array("q", [len(o.draft) for o in heard]),
-                array("q", [0 if o.tops is None else len(o.tops.ids) for o in heard]),
+                array("q", [0 if o.tops is None else o.tops.rows for o in heard]),
                 array("i", chain.from_iterable(o.draft.tokens for o in heard)),
                 array("i", chain.from_iterable(o.draft.parents for o in heard)),
-                array("i", chain.from_iterable(ids for tops in rows for ids in tops.ids)),
-                array("d", chain.from_iterable(logits for tops in rows for logits in tops.logits)),
+                ids,
+                logits,
                 width,
             )
         )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Protocol, runtime_checkable
 
 from torch import Tensor
@@ -41,15 +43,44 @@ class Context:
     prediction: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
 class Tops:
     """The target's likeliest ids after each row of a draft: root, then nodes.
 
-    ids, logits: [1 + n][count], best first; the logits as the model gave them, before any parameter.
+    ids, logits: [1 + n][count], best first; the logits (float32) as the model gave them, before any parameter.
+    They are kept flat, row after row: flat_ids, flat_logits, `width` of each. Raises ValueError for rows that
+    differ in length.
     """
 
-    ids: tuple[tuple[int, ...], ...]
-    logits: tuple[tuple[float, ...], ...]
+    __slots__ = ("flat_ids", "flat_logits", "width")
+
+    def __init__(self, ids: Sequence[Sequence[int]], logits: Sequence[Sequence[float]]) -> None:
+        self.width = len(ids[0]) if ids else 0
+        if len(ids) != len(logits) or any(len(row) != self.width for row in (*ids, *logits)):
+            raise ValueError("rows of likeliest ids of different lengths")
+        self.flat_ids = array("q", chain.from_iterable(ids))
+        self.flat_logits = array("f", chain.from_iterable(logits))
+
+    @classmethod
+    def flat(cls, ids: array[int], logits: array[float], width: int) -> Tops:
+        """The same from what is flat already, int64 and float32."""
+        made = cls.__new__(cls)
+        made.flat_ids, made.flat_logits, made.width = ids, logits, width
+        return made
+
+    @property
+    def rows(self) -> int:
+        return len(self.flat_ids) // max(self.width, 1)
+
+    @property
+    def ids(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(self.flat_ids[at : at + self.width]) for at in self._starts())
+
+    @property
+    def logits(self) -> tuple[tuple[float, ...], ...]:
+        return tuple(tuple(self.flat_logits[at : at + self.width]) for at in self._starts())
+
+    def _starts(self) -> range:
+        return range(0, len(self.flat_ids), max(self.width, 1))
 
 
 @dataclass(frozen=True, slots=True)

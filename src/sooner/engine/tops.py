@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 
 import torch
@@ -33,18 +34,20 @@ def tops(logits: Tensor, step: Step, count: int) -> Callable[[], list[Tops | Non
 
     def split() -> list[Tops | None]:
         values, ids = read()
-        return _split(values.flatten().tolist(), ids.flatten().tolist(), step, count)
+        flat = array("f", values.flatten().tolist()), array("q", ids.flatten().tolist())
+        return _split(*flat, step, count)
 
     return split
 
 
-def _split(values: Sequence[float], ids: Sequence[int], step: Step, count: int) -> list[Tops | None]:
-    known = [tuple(values[at : at + count]) for at in range(0, len(values), count)]
-    listed = [tuple(ids[at : at + count]) for at in range(0, len(ids), count)]
+def _split(values: array[float], ids: array[int], step: Step, count: int) -> list[Tops | None]:
     found: list[Tops | None] = []
     for segment, first in zip(step.segments, step.law_starts, strict=True):
-        rows = slice(0, 0) if first is None else slice(first, first + 1 + len(segment.draft))
-        found.append(None if first is None else Tops(tuple(listed[rows]), tuple(known[rows])))
+        if first is None:
+            found.append(None)
+        else:
+            rows = slice(first * count, (first + 1 + len(segment.draft)) * count)
+            found.append(Tops.flat(ids[rows], values[rows], count))
     return found
 
 
@@ -52,7 +55,12 @@ def firsts(found: Callable[[], Sequence[Tops | None]], logits: Tensor) -> list[t
     """The likeliest id of every row and its logit, the lowest id among equals; None where `found` does not say."""
     if not native.serves(logits):
         return None  # torch's order of equals is its own
-    best = [(ids[0], values[0]) for of in found() if of for ids, values in zip(of.ids, of.logits, strict=True)]
+    best = [
+        first
+        for of in found()
+        if of
+        for first in zip(of.flat_ids[:: of.width], of.flat_logits[:: of.width], strict=True)
+    ]
     return best if len(best) == logits.shape[0] else None
 
 

@@ -145,15 +145,15 @@ static int grade(const Joined *j, double log) {
     while (g < GRADES - 1 && j->falls[g] <= -log) g++;
     return g;
 }
-static void keep_row(Joined *j, int64_t serial, int32_t before, int32_t last, const int32_t *ids,
-                     const double *logits, int64_t count) {
+static void keep_row(Joined *j, int64_t serial, int32_t before, int32_t last, const int64_t *ids,
+                     const float *logits, int64_t count) {
     if (!count || !isfinite(logits[0])) return;
     Row row = {.request = serial, .count = (int16_t)(count < TOPS ? count : TOPS)};
     double whole = 0;
-    for (int i = 0; i < row.count; i++) whole += exp(logits[i] - logits[0]);
+    for (int i = 0; i < row.count; i++) whole += exp((double)logits[i] - logits[0]);
     whole = log(whole) + logits[0];
     for (int i = 0; i < row.count; i++) {
-        row.ids[i] = ids[i];
+        row.ids[i] = (int32_t)ids[i];
         row.codes[i] = (int16_t)(LEVEL + grade(j, logits[i] - whole) * RANKS + (i < RANKS ? i : RANKS - 1));
     }
     store_put(&j->singles, (uint64_t)(uint32_t)last, &row);
@@ -352,8 +352,9 @@ typedef struct {
     const int32_t *tokens;
     const int32_t *before, *root; /* the last two tokens of the text before the pass; before -1 = there was one */
     const int64_t *nodes, *rows;  /* of each verified draft; rows: 0 = nothing of them is known, or 1 + nodes */
-    const int32_t *token, *parent, *ids;
-    const double *logits;
+    const int32_t *token, *parent;
+    const int64_t *ids;
+    const float *logits;
 } Came;
 
 int64_t joined_observe(Joined *j, const Came *c) {
@@ -364,8 +365,9 @@ int64_t joined_observe(Joined *j, const Came *c) {
         if (r->asked) judge(j, r, c->tokens + from, c->came[i] - from);
         r->asked = 0;
     }
-    const int32_t *token = c->token, *parent = c->parent, *ids = c->ids;
-    const double *logits = c->logits;
+    const int32_t *token = c->token, *parent = c->parent;
+    const int64_t *ids = c->ids;
+    const float *logits = c->logits;
     for (int64_t i = 0; i < c->count; token += c->nodes[i], parent += c->nodes[i++]) {
         int64_t serial = j->request[c->request[i]]->serial;
         for (int64_t n = 0; n < c->rows[i]; n++, ids += c->width, logits += c->width) {

@@ -94,7 +94,8 @@ class Job:
 class Came:
     """What passes brought: numbers, where the new tokens of each end in `tokens`, the last two tokens before.
 
-    rows: of each request 1 + its nodes, or 0 where nothing of them is known. ids, logits: `width` of every row.
+    rows: of each request 1 + its nodes, or 0 where nothing of them is known. ids, logits: `width` of
+    every row, int64 and float32.
     """
 
     request: array[int]

@@ -83,7 +83,7 @@ def shape(
     return best, broken, ids, mass, norms
 
 
-def likeliest(logits: Tensor, count: int) -> tuple[list[float], list[int]]:
+def likeliest(logits: Tensor, count: int) -> tuple[array[float], array[int]]:
     """The `count` likeliest ids of every row of `logits` [n, V], best first: values and ids, row after row. A row
     with NaN has NaN alone."""
     rows, vocab = logits.shape
@@ -97,7 +97,7 @@ def likeliest(logits: Tensor, count: int) -> tuple[list[float], list[int]]:
         ids.buffer_info()[0],
         values.buffer_info()[0],
     )
-    return values.tolist(), ids.tolist()
+    return values, ids
 
 
 def race(mass: Tensor, row: int, key: int, ids: Tensor | None) -> int:
