@@ -32,9 +32,7 @@ def test_who_is_new_is_asked_and_wakes_up_for_the_others() -> None:
     ("chances", "accepted", "so"),
     [([0.9] * 20, 18, False), ([0.9] * 20, 14, False), ([0.9] * 20, 12, True), ([0.5] * 4, 0, False)],
 )
-def test_guesses_disappoint_when_more_fail_than_luck_explains(
-    chances: list[float], accepted: int, so: bool
-) -> None:
+def test_guesses_disappoint_when_too_many_fail_for_bad_luck(chances: list[float], accepted: int, so: bool) -> None:
     weighed = Weighed((), [(-chance, 0, i) for i, chance in enumerate(chances)], 1.0)
     assert weighed.disappointed(accepted) == so
     assert not Weighed((), [], 1.0).disappointed(0)
