@@ -150,11 +150,12 @@ class Bench:
         return {n: Engine(model, drafters[n], self.controllers[n], config=config) for n in names}
 
     def learn(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Plain decoding of all prompts: the right texts."""
-        engines = self.engines(["plain"])
-        for batch in _batches(prompts, max(CONCURRENCY)):
-            _, texts = race(engines, batch, self.params, ROOM * self.share)["plain"]
-            self.texts |= {tuple(p): t for p, t in zip(batch, texts, strict=True)}
+        """Plain decoding of all prompts to their ends: the right texts."""
+        engine = self.engines(["plain"])["plain"]
+        requests = [engine.add(prompt, self.params) for prompt in prompts]
+        while engine.busy:
+            engine.step()
+        self.texts |= {tuple(r.prompt): tuple(r.tokens[len(r.prompt) :]) for r in requests}
 
     def cell(self, prompts: Sequence[Sequence[int]], level: int, repeats: int) -> dict:
         names = list(self.controllers)

@@ -89,8 +89,10 @@ def steps_until_drafting(machine: Machine, seed: int = 0) -> int:
     return 200
 
 
-def test_a_text_that_changes_character_is_noticed_within_twenty_steps() -> None:
-    assert max(steps_until_drafting(COPYING, seed) for seed in range(9)) <= 20
+def test_a_text_that_changes_character_is_noticed_within_twelve_steps() -> None:
+    steps = sorted(steps_until_drafting(COPYING, seed) for seed in range(9))
+    assert steps[-2] <= 12  # one in twenty guesses is wrong, and one question in these nine texts met it
+    assert steps[-1] <= 22
 
 
 @pytest.mark.parametrize(("later", "least", "most"), [(1.0, 10, 12), (0.0, 0, 6)])
@@ -132,7 +134,7 @@ def test_when_right_texts_are_followed_by_wrong_ones_few_passes_are_wasted(jobs:
 
 
 def test_with_an_expensive_drafter_it_takes_longer_but_off_is_not_for_ever() -> None:
-    assert median(steps_until_drafting(MODEL, seed) for seed in range(9)) <= 140
+    assert median(steps_until_drafting(MODEL, seed) for seed in range(9)) <= 60
 
 
 @pytest.mark.parametrize("jobs", [1, 8])
@@ -293,6 +295,15 @@ def test_a_choice_that_holds_ends_when_somebody_comes() -> None:
     assert run.asked[-1] == 3
     chunk = [View("r0", PROMPT, 9), View("r1", PROMPT, 9), View("r3", 99, 0, rows=32, whole=False)]
     assert [budget.empty for budget in controller.budgets(chunk)] == [False, False, True]
+
+
+def test_a_choice_that_holds_ends_when_somebody_comes_by_the_name_of_one_who_left() -> None:
+    """Several engines may share a controller, and each begins its names anew: nothing was known of the new one."""
+    controller = AdaptiveController(Budget.chain(8))
+    Simulation(controller, COPYING, [always(0.9)(i) for i in range(2)]).run(301)
+    controller.leave("r0")
+    again = Simulation(controller, COPYING, [always(0.9)(i) for i in range(2)]).run(1)
+    assert again.asked == [2]
 
 
 def test_a_choice_that_holds_ends_when_one_of_them_reads_its_text_again() -> None:

@@ -72,6 +72,7 @@ class AdaptiveController:
         # The pass and the requests that the last choice was made for, and the turn before which it holds for them.
         self._last: tuple[Now, list[str]] | None = None
         self._until = self._repeated = 0
+        self._drafted = False  # whether the last pass carried guesses
         self._known_budgets: dict[tuple[int, int], Budget] = {}
 
     # Before drafting.
@@ -309,10 +310,10 @@ class AdaptiveController:
         self._lessons.append(Lesson(record, now, self._turn, weighed))
         watched = now.asked or self.beliefs.waiting
         learning = self.costs.passes.seen < _KNOWN or self.costs.drafts.seen < _MEASURED
-        # Dear drafts, questions, and guesses that were far from what was expected.
-        usual = self._cheap and record.drafted and not (weighed and weighed.disappointed(record.accepted))
-        hurry = watched and not usual
-        learning = self.costs.passes.seen < _KNOWN or self.costs.drafts.seen < _MEASURED
+        # Dear drafts, questions, the first guesses after none, and what was far less than expected.
+        usual = self._cheap and record.drafted and self._drafted
+        hurry = watched and not (usual and not (weighed and weighed.disappointed(record.accepted)))
+        self._drafted = bool(record.drafted)
         if hurry or learning or len(self._lessons) > _TOGETHER:
             self._catch_up()
 
@@ -380,6 +381,7 @@ class AdaptiveController:
 
     def leave(self, request_id: str) -> Note:
         self._catch_up()
+        self._until = 0  # no choice holds for one who comes by the same name
         state = self._states.pop(request_id, None) or State("auto", self._turn, self._plain_s, self._taken_s)
         self.beliefs.forget(request_id)
         plain_s, taken_s = self._plain_s - state.plain_s + state.more_s, self._taken_s - state.taken_s

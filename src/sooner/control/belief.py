@@ -25,6 +25,7 @@ _FIRST, _LATER = 0.5, 0.12  # first guesses for the first child of a node, and f
 # How far a request may depart from the rest, as the variance of its log odds: at first, and more with each node.
 _DOUBT, _DRIFT = 2.0, 0.004
 _SCORED, _SCORED_DRIFT = 0.3, 0.001  # the same where scores say most of it
+_AGAINST_ALL_ODDS = 0.9  # a hit that was so much more than expected puts in doubt what is known of a request
 _PULL = 0.06  # and comes back to it
 _BOUND = 6.0
 _TINY = 0.01
@@ -244,6 +245,8 @@ class Beliefs:
             odds = self._node_odds(known, node) if said is None else self._scores.odds(said[node])
             chance = 1 / (1 + math.exp(-odds - shift))
             weight = chance * (1 - chance)  # what was sure to come says little; what came against all odds a lot
+            if hit - chance > _AGAINST_ALL_ODDS:  # the text is another one
+                doubt = first
             doubt /= 1 + weight * doubt
             shift += doubt * (hit - chance) - _PULL * weight * shift
             doubt += drift

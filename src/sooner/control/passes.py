@@ -237,7 +237,8 @@ class PassCost:
             raise ConfigError(f"a saved cost needs {_SIZE} rows of covariance.")
         apart = saved.get("apart")
         known = [floats(one, 3) for one in apart] if isinstance(apart, list) else []
-        if min(line) < 0 or any(not 1 <= rows <= _COUNTED or count < 0 for rows, _, count in known):
+        odd = any(not 1 <= rows <= _COUNTED or count < 0 for rows, _, count in known)
+        if min(line) < 0 or min(room) <= 0 or odd:
             raise ConfigError("the saved cost of passes holds what no measurement gives.")
         self._begin(line, np.array([floats(row, _SIZE) for row in cov]), room, pace=STALE)
         for rows, mean, count in known:
