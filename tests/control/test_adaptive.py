@@ -12,7 +12,7 @@ from sooner.control.adaptive import AdaptiveController
 from sooner.control.cost import Asked, Costs, DraftCost
 from sooner.control.fixed import FixedController
 from sooner.control.passes import Load
-from sooner.control.protocol import Controller, Guess, View
+from sooner.control.protocol import Controller, Guess, StepRecord, View
 from tests.control.machine import PROMPT, Job, Machine, Simulation
 
 COPYING = Machine()
@@ -170,6 +170,21 @@ def test_what_new_tokens_take_is_no_cost_of_rows() -> None:
     load = Load(mode(run.rows), 1, PROMPT + run.written)
     assert load.rows > 8
     assert controller.costs.passes.seconds(load) == pytest.approx(machine.seconds(load), rel=0.1)
+
+
+def test_rows_of_prompts_say_nothing_of_what_guesses_cost() -> None:
+    """Theirs need no logits, a fifth of the work here: guesses by the hundred were believed a sixth too cheap."""
+    controller = AdaptiveController(Budget.chain(16))
+    simulate(controller, always(0.0), 4, COPYING, 60)
+    controller.leave("nobody")  # what has been put by is learnt
+    passes, load = controller.costs.passes, Load(300, 4, 1200)
+    before, seen = passes.seconds(load), passes.seen
+    for _ in range(20):
+        controller.budgets([View(f"p{i}", 400, 0, rows=100, whole=False) for i in range(4)])
+        controller.keep([], [])
+        record = StepRecord(400, 4, 0.0, 0.1, 0.0, 0.0, 0.0, 0.1, drafted=0, accepted=0, emitted=0, context=1600)
+        controller.observe(record)
+    assert (passes.seen, passes.seconds(load)) == (seen, before)
 
 
 def test_questions_are_as_rare_as_thinking_about_the_answers_is_dear() -> None:

@@ -330,10 +330,10 @@ class AdaptiveController:
         load = Load(record.rows, record.requests, record.context or now.load.context)
         # All but what drafting, deciding and each new token take is a matter of rows and requests.
         spent = record.step_s - record.draft_s - record.control_s - record.write_s - record.settle_s
-        seldom = turn % _SELDOM == 0
+        seldom, passes = turn % _SELDOM == 0, self.costs.passes
         often = record.rows != now.load.rows and turn % _OFTEN == 0
-        passes = self.costs.passes
-        if seldom or often or passes.seen < _WELL_KNOWN or passes.little(record.rows):
+        decoding = now.load.rows == now.ready or not passes.known  # rows of prompts are cheaper: no logits
+        if decoding and (seldom or often or passes.seen < _WELL_KNOWN or passes.little(record.rows)):
             passes.observe(load, spent)
         if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
             self._measure(record, now)
