@@ -92,7 +92,7 @@ def steps_until_drafting(machine: Machine, seed: int = 0) -> int:
 def test_a_text_that_changes_character_is_noticed_within_twelve_steps() -> None:
     steps = sorted(steps_until_drafting(COPYING, seed) for seed in range(9))
     assert steps[-2] <= 12  # one in twenty guesses is wrong, and one question in these nine texts met it
-    assert steps[-1] <= 22
+    assert steps[-1] <= 28
 
 
 @pytest.mark.parametrize(("later", "least", "most"), [(1.0, 10, 12), (0.0, 0, 6)])
