@@ -255,7 +255,7 @@ def _slice(engine: Engine, ran: Ran, enough: int) -> None:
     while not ran.over and time.perf_counter() - began < SLICE:
         events = engine.step()
         ran.tokens += sum(len(event.tokens) for event in events)
-        ran.over = ran.tokens >= enough or any(event.finish for event in events)
+        ran.over = ran.tokens >= enough or not engine.busy or any(event.finish for event in events)
     ran.seconds += time.perf_counter() - began
 
 

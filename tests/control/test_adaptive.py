@@ -90,9 +90,7 @@ def steps_until_drafting(machine: Machine, seed: int = 0) -> int:
 
 
 def test_a_text_that_changes_character_is_noticed_within_twelve_steps() -> None:
-    steps = sorted(steps_until_drafting(COPYING, seed) for seed in range(9))
-    assert steps[-2] <= 12  # one in twenty guesses is wrong, and one question in these nine texts met it
-    assert steps[-1] <= 28
+    assert max(steps_until_drafting(COPYING, seed) for seed in range(9)) <= 12
 
 
 @pytest.mark.parametrize(("later", "least", "most"), [(1.0, 10, 12), (0.0, 0, 6)])
@@ -210,7 +208,7 @@ def test_nobody_is_thought_of_at_every_step_while_none_is_worth_asking() -> None
     run = simulate(AdaptiveController(Budget.chain(16), costs), always(0.0), 8, COPYING)
     before = counted.calls
     run.run(400)
-    assert 0 < counted.calls - before <= 5 * 400 / 2.5  # five times a decision
+    assert 0 < counted.calls - before <= 3 * 400 / 2.5  # three times a decision
 
 
 def test_a_request_that_asks_for_k_or_for_none_gets_it() -> None:

@@ -164,26 +164,30 @@ class AdaptiveController:
         plain = now.decode_s
         seen = self.costs.drafts.seen
         self._cheap = every <= _CHEAP * plain or (seen < _MEASURED and not (seen and every > plain))
-        deepest = self.shapes.safe
+        depth = self.shapes.safe if self._cheap else min(_PROBE_DEPTH, self.shapes.safe)
+        usual = min(self.shapes.usual, depth)
+        one = self.questions.earn(plain, 1 + self._repeated, usual)
+        self._repeated = 0
         if self._cheap:
             worths = [(self._states[view.request_id].worth, view.request_id) for view in free]
-            toll = (now.price * self.costs.asking(n, self.shapes.usual) for n in (1, 2))
-            chosen = dict.fromkeys(worth_asking(worths, *toll), deepest)
+            toll = now.price * one, now.price * self.costs.asking(2, usual)
+            chosen = dict.fromkeys(worth_asking(worths, *toll), depth)
         else:
             names = [view.request_id for view in free]
             others = bool(self._decided[1]) and self._decided[0] != names  # with nobody asked, who comes can wait
             if self._turn >= self._due or others or len(names) < _FEW:
                 self._decided, self._due = (names, self._depth_that_pays(free, now)), self._turn + _DECIDE_EVERY
             chosen = dict(self._decided[1])
-        depth = deepest if self._cheap else min(_PROBE_DEPTH, deepest)
-        usual, sure = min(self.shapes.usual, depth), len(chosen)
-        self.questions.earn(plain, 1 + self._repeated, usual)
-        self._repeated = 0
+        sure = len(chosen)
         self._explore([view for view in free if view.request_id not in chosen], chosen, depth, usual)
         self._curious = len(chosen) > sure
         if not chosen:  # nothing changes until a question can be paid for, or the next decision
             wait, until = self.questions.wait(), self._due - self._turn - 1
-            wait = min(max(wait, _BREATH), _PAUSE) if self._cheap else max(min(wait, until), 0)
+            if self._cheap:  # nor before somebody has paused for long enough
+                paused = min(self._states[view.request_id].turn for view in free) + _PAUSE - self._turn - 1
+                wait = min(max(wait, paused, _BREATH), _PAUSE)
+            else:
+                wait = max(min(wait, until), 0)
             self._rest = self._turn + 1 + wait
             self.questions.skip(wait)
         return chosen
@@ -389,11 +393,5 @@ class AdaptiveController:
         if state.asked != "auto":
             note = wished_note(state.asked)
             return Note(note.used, note.why_off, speedup)
-        return Note("auto", "" if state.kept else self._why_off(state), speedup)
-
-    def _why_off(self, state: State) -> str:
-        if self.limit.empty:
-            return "k is 0"
-        if not state.ever:
-            return "drafting does not pay at this load" if self._turn > state.turn else "the text ended first"
-        return "the guesses were not worth their rows" if state.offered else "the drafter had no guess"
+        why_off = "k is 0" if self.limit.empty else state.why_off(self._turn)
+        return Note("auto", why_off, speedup)

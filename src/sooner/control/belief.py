@@ -25,8 +25,8 @@ _FIRST, _LATER = 0.5, 0.12  # first guesses for the first child of a node, and f
 # How far a request may depart from the rest, as the variance of its log odds: at first, and more with each node.
 _DOUBT, _DRIFT = 2.0, 0.004
 _SCORED, _SCORED_DRIFT = 0.3, 0.001  # the same where scores say most of it
+_PULL = 0.06  # how fast it comes back to them
 _AGAINST_ALL_ODDS = 0.9  # a hit that was so much more than expected puts in doubt what is known of a request
-_PULL = 0.06  # and comes back to it
 _BOUND = 6.0
 _TINY = 0.01
 _SHAPES = 256  # guesses whose shape is remembered

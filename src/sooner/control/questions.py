@@ -24,13 +24,15 @@ class Questions:
         self._rate = self._most = 0.0  # what is saved up in a pass, and may be at most
         self._one = 0.0  # what asking one takes if nobody else is asked
 
-    def earn(self, plain: float, passes: int, usual: float) -> None:
-        """So many passes went by, of `plain` seconds without guesses; answers are `usual` levels deep."""
+    def earn(self, plain: float, passes: int, usual: float) -> float:
+        """So many passes went by, of `plain` seconds without guesses; answers are `usual` levels deep. Returns the
+        seconds that asking one takes."""
         self._one = self._costs.asking(1, usual)
         self._rate = (_SHARE if self._one <= _SOON * _SHARE * plain else _MORE) * plain
         self._most = max(_SAVE * self._rate, self._one)
         self._credit = min(self._credit + passes * self._rate, self._most)
         self._bonus = min(self._bonus + passes * self._rate, plain)
+        return self._one
 
     def ask(self, waiting: int, among: int, usual: float) -> int:
         """How many of those waiting to ask now, together with `among` others who are asked anyhow."""

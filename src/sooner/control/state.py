@@ -13,8 +13,8 @@ from sooner.params import Speculation
 
 FIRST_NODES = 4
 SLOW, FAST = 0.12, 0.25  # how fast the worth of a request's answers falls and rises
-FAR = 3.0  # deviations by which guesses may fall short of what was expected and it is still luck
 USUAL = 0.02  # and that of all
+FAR = 3.0  # deviations by which guesses may fall short of what was expected and it is still luck
 
 
 @dataclass(slots=True)
@@ -33,6 +33,14 @@ class State:
     ever: bool = False
     offered: int = 0
     kept: int = 0
+
+    def why_off(self, turn: int) -> str:
+        """Why nothing was guessed for it, for people; empty if something was."""
+        if self.kept:
+            return ""
+        if not self.ever:
+            return "drafting does not pay at this load" if turn > self.turn else "the text ended first"
+        return "the guesses were not worth their rows" if self.offered else "the drafter had no guess"
 
 
 @dataclass(slots=True)
