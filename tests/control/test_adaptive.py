@@ -93,6 +93,20 @@ def test_a_text_that_changes_character_is_noticed_within_twelve_steps() -> None:
     assert max(steps_until_drafting(COPYING, seed) for seed in range(9)) <= 12
 
 
+def test_a_right_answer_pays_for_the_next_question_where_thinking_is_dear() -> None:
+    machine = Machine(thinking=0.001)
+    assert median(steps_until_drafting(machine, seed) for seed in range(6)) <= 20
+
+
+def test_passes_of_a_size_that_was_hardly_seen_are_all_learnt_from() -> None:
+    """Of the others one in eight is, once costs are known: what a new size takes would be guessed for long."""
+    controller = AdaptiveController(Budget.chain(16))
+    run = simulate(controller, always(0.0), 4, COPYING)
+    run.jobs += [always(0.0)(i) for i in range(4, 7)]
+    run.run(20)
+    assert not controller.costs.passes.little(7)
+
+
 @pytest.mark.parametrize(("later", "least", "most"), [(1.0, 10, 12), (0.0, 0, 6)])
 def test_a_request_is_thought_to_be_like_the_others_until_it_shows(later: float, least: int, most: int) -> None:
     """Texts that began without a guess and then copied themselves were left alone for six steps each time."""

@@ -86,6 +86,19 @@ def test_a_change_of_character_shows_within_twenty_tokens() -> None:
     assert first(beliefs) > 0.4
 
 
+def test_what_is_known_of_a_request_for_long_can_still_change() -> None:
+    """Half of its guesses were right two thousand times; then nearly all are, and none of them is a surprise."""
+    beliefs = Beliefs()
+    for turn in range(2000):
+        path = (0, 1, 2, 3) if turn % 2 else ()
+        beliefs.learn(Tried("r", (1, 2, 3, 4, 5)[: len(path) + 1] if path else (7,), CHAIN, (0, 1, 2, 3), path))
+        beliefs.learn(Tried("other", (7,), CHAIN, (0, 1, 2, 3), ()))
+    before = first(beliefs, "r")
+    for _ in range(10):
+        beliefs.learn(Tried("r", (1, 2, 3, 4, 5), CHAIN, (0, 1, 2, 3), (0, 1, 2, 3)))
+    assert first(beliefs, "r") > before + 0.1
+
+
 def test_scores_are_taken_for_what_they_proved_to_be_worth() -> None:
     """A drafter that says 0.95 and is right one time in five."""
     boast = Guess((1,), (-1,), (0.95,))

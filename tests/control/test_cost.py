@@ -18,6 +18,14 @@ def test_the_cost_of_drafting_is_learnt_by_depth_and_requests() -> None:
     assert cost.seconds(Asked(0, 5)) == 0
 
 
+def test_a_drafter_that_was_slow_at_first_is_believed_quick_after_five_calls() -> None:
+    """It took 65 calls: each surprise counted for little, and what fell below nothing raised the rest."""
+    cost = DraftCost()
+    for seconds in (0.05,) * 4 + (1e-4,) * 5:
+        cost.observe(Asked(1, 2), seconds)
+    assert cost.seconds(Asked(1, 2)) < 5e-4
+
+
 def test_asking_costs_the_draft_and_thinking_of_it_before_and_after_the_pass() -> None:
     costs = Costs()
     for _ in range(100):

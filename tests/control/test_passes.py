@@ -45,6 +45,25 @@ def test_a_machine_that_halves_its_speed_is_followed_within_forty_passes() -> No
     assert cost.seconds(LOADS[0]) == pytest.approx(slow.seconds(LOADS[0]), rel=0.2)
 
 
+@pytest.mark.parametrize("seed", range(3))
+def test_a_machine_that_halves_its_speed_is_another_one_after_a_few_surprises(seed: int) -> None:
+    slow = Machine(2 * MACHINE.base, 2 * MACHINE.row, MACHINE.flat, 2 * MACHINE.request, 2 * MACHINE.context)
+    cost = learnt(seed + 1, passes=12, machine=slow, cost=learnt(seed))
+    assert [cost.seconds(load) for load in LOADS] == pytest.approx(
+        [slow.seconds(load) for load in LOADS], rel=0.22
+    )
+
+
+def test_a_row_that_was_seen_to_cost_nothing_still_costs_a_quarter_of_what_the_line_says() -> None:
+    """Passes of nine rows were unlucky, those of ten lucky: the tenth row looked free."""
+    random, cost = Random(0), learnt()
+    for turn in range(60):
+        load, luck = Load(9 + turn % 2, 1, 300), 0.97 if turn % 2 else 1.06
+        cost.observe(load, MACHINE.seconds(load) * luck * math.exp(random.gauss(0, 0.03)))
+    assert cost.seconds(Load(10, 1, 300)) < cost.seconds(Load(9, 1, 300))
+    assert cost.further(Load(9, 1, 300), 1)[0] >= 0.2 * MACHINE.row
+
+
 def test_one_pass_that_took_a_second_changes_little() -> None:
     cost = learnt()
     before = cost.seconds(LOADS[0])
@@ -175,6 +194,14 @@ def test_saved_costs_of_a_faster_day_are_corrected_soon() -> None:
     slow = Machine(1.6 * MACHINE.base, 1.6 * MACHINE.row)
     learnt(passes=10, machine=slow, cost=again)
     assert again.seconds(LOADS[0]) == pytest.approx(slow.seconds(LOADS[0]), rel=0.2)
+
+
+def test_saved_costs_of_a_row_are_learnt_anew_where_rows_have_become_dear() -> None:
+    again, dear = PassCost(), Machine(row=3 * MACHINE.row)
+    again.restore(learnt().saved())
+    learnt(passes=60, machine=dear, cost=again)
+    right = [dear.seconds(load) for load in LOADS]
+    assert [again.seconds(load) for load in LOADS] == pytest.approx(right, rel=0.1)
 
 
 @pytest.mark.parametrize(

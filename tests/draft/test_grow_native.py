@@ -167,6 +167,18 @@ def test_rows_that_do_not_fit_a_draft_are_refused() -> None:
             grower.observe([torn])
 
 
+def test_rows_of_different_lengths_are_refused() -> None:
+    with pytest.raises(ValueError, match="different lengths"):
+        Tops(((1, 2), (3,)), ((1.0, 0.0), (1.0,)))
+    ours, _ = growers("recycle", 5)
+    outcomes = [
+        Outcome(name, (1,), 0, 0, None, Draft(), (2, 3), Tops((ids,), ((0.0,) * len(ids),)))
+        for name, ids in (("a", (1, 2)), ("b", (1, 2, 3)))
+    ]
+    with pytest.raises(ValueError, match="different lengths"):
+        ours.observe(outcomes)
+
+
 def test_the_store_of_rows_is_bounded() -> None:
     ours, _ = growers("recycle", 6)
     assert isinstance(ours, NativeGrower)

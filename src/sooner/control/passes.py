@@ -168,19 +168,10 @@ class PassCost:
         found = self._apart.get(rows)
         if found is not None:
             return found
-        tile = [(seen, at) for seen, at in self._apart.items() if (seen - 1) // _TILE == (rows - 1) // _TILE]
-        size, places = len(self._mean), [at for _, at in tile]
+        size = len(self._mean)
         self._cov, self._drift = np.pad(self._cov, ((0, 1), (0, 1))), np.append(self._drift, _APART_DRIFT**2)
-        self._mean.append(0.0)
         self._cov[size, size] = _APART**2
-        if tile:
-            seen = np.array([one for one, _ in tile])
-            own, among = _NEAR ** abs(seen - rows), _NEAR ** abs(seen[:, None] - seen)
-            shares = np.linalg.solve(among, own)
-            along = shares @ self._cov[places, :size]
-            self._mean[size] = float(shares @ np.array(self._mean)[places])
-            self._cov[size, :size] = self._cov[:size, size] = along
-            self._cov[size, size] = _APART**2 * (1 - shares @ own) + along[places] @ shares
+        self._mean.append(self._expected(rows))
         self._apart[rows] = size
         return size
 
@@ -223,29 +214,24 @@ class PassCost:
             "knots": list(KNOTS),
             "plain": self.plain,
             "line": [pace * one for one in self._mean[_LINE]],
-            "cov": (pace**2 * self._cov[_LINE, _LINE]).tolist(),
             "room": [pace * one for one in self._room],
             "apart": [[rows, self._mean[at], self._times[rows]] for rows, at in self._apart.items()],
         }
 
     def restore(self, saved: object) -> None:
-        """Take over what `saved` wrote, trusting it a little less. Raises ConfigError if it is not that."""
+        """Take over what `saved` wrote, each number for about right. Raises ConfigError if it is not that."""
         if not isinstance(saved, Mapping) or saved.get("knots") != list(KNOTS) or "line" not in saved:
             raise ConfigError("the saved cost of passes has another form.")
-        line, room, cov = floats(saved["line"], _SIZE), floats(saved.get("room"), _SIZE), saved.get("cov")
-        if not isinstance(cov, list) or len(cov) != _SIZE:
-            raise ConfigError(f"a saved cost needs {_SIZE} rows of covariance.")
+        line, room = floats(saved["line"], _SIZE), floats(saved.get("room"), _SIZE)
         apart = saved.get("apart")
         known = [floats(one, 3) for one in apart] if isinstance(apart, list) else []
         odd = any(not 1 <= rows <= _COUNTED or count < 0 for rows, _, count in known)
         if min(line) < 0 or min(room) <= 0 or odd:
             raise ConfigError("the saved cost of passes holds what no measurement gives.")
-        self._begin(line, np.array([floats(row, _SIZE) for row in cov]), room, pace=STALE)
+        self._begin(line, np.diag((STALE * np.array(line)) ** 2), room, pace=STALE)
         for rows, mean, count in known:
             at = self._departure(int(rows))
             self._times[int(rows)], self._mean[at] = int(count), mean
-            along = self._cov[:, at].copy()  # nothing changes but the doubt
-            self._cov -= np.outer(along, along / (along[at] + _NOISE**2 / max(count, 1.0)))
         plain = saved.get("plain")
         self.seen, self.plain = 1, plain if isinstance(plain, int) else 0
 
