@@ -36,7 +36,7 @@ TABLE: dict[str, set[str]] = {
     },
     # llm: the target writes its own text. draft: a warm table is tried by the sources that read it.
     "train": {"train", "heads", "model", "llm", "draft", "core"},
-    "control": {"control"},
+    "control": {"control", "native.control"},
     "engine": {"engine", "control", "draft.protocol", "model.protocol", "model.lanes", "core", "native.law"},
     "shipped": {"draft.registry"},
     "budgets": set(),
@@ -86,7 +86,7 @@ TABLE: dict[str, set[str]] = {
 # Third-party packages each part may import, beyond the standard library.
 OUTSIDE: dict[str, set[str]] = {
     "core": {"torch"},
-    "native": {"torch"},
+    "native": {"torch", "numpy"},
     "control": {"numpy"},
     "heads": {"torch", "safetensors"},
     "draft": {"torch", "numpy", "numba", "safetensors"},

@@ -176,7 +176,7 @@ def test_the_doubt_stays_a_doubt_for_long() -> None:
         load = Load(random.randint(1, 80), random.randint(1, 8), random.randint(1, 4000))
         pace = 2.0 if turn // 900 % 2 else 1.0
         cost.observe(load, MACHINE.seconds(load) * pace * math.exp(random.gauss(0, 0.06)))
-    assert float(np.linalg.eigvalsh(cost._cov).min()) > -1e-12
+    assert float(np.linalg.eigvalsh(cost._filter.doubt).min()) > -1e-12
     assert cost.seconds(Load(8, 4, 1200)) == pytest.approx(MACHINE.seconds(Load(8, 4, 1200)), rel=0.1)
 
 

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
+from operator import mul
 from typing import NamedTuple
 
-from sooner.control.fit import TIMER, Fit
+import numpy as np
+
+from sooner.control.filter import TIMER, Filter, Prior, begin
 from sooner.control.passes import PassCost
+from sooner.control.saved import STALE, floats
+from sooner.errors import ConfigError
 
 
 class Asked(NamedTuple):
@@ -18,40 +24,70 @@ class Asked(NamedTuple):
 
 _THOUGHTS = 2.0  # thinking of a draft before the pass, which is measured, and once more after it
 _PARTS = (0.1, 0.1, 0.4, 0.4)  # of a first draft's time: for the call, each request, each level, each of both
+_NOISE = 0.08  # what a single time is expected to be off by, as a share of it
+_PACE_DRIFT = 0.02  # of all parts together, a call
+_SHAPE_DRIFT = 0.002  # of each part, as a share of what was thought possible at first
+_ALL = range(1 + len(_PARTS))
+_JUMPS = (0.5, *[0.5] * len(_PARTS))  # by what shares it may have changed when it is another one
 
 
 class DraftCost:
     """Seconds of one call of a drafter. Unknown is taken for free, so that a drafter is tried."""
 
     def __init__(self) -> None:
-        self._fit: Fit | None = None
-
-    @property
-    def seen(self) -> int:
-        return 0 if self._fit is None else self._fit.seen
+        self._filter: Filter | None = None  # the log of the pace, and the parts
+        self._room: list[float] = []
+        self.seen = 0
 
     def seconds(self, asked: Asked) -> float:
-        return self._fit.predict(self._features(asked)) if asked.requests and self._fit is not None else 0.0
+        if not asked.requests or self._filter is None:
+            return 0.0
+        return math.exp(self._filter.mean[0]) * self._line(self._filter.mean, _features(asked))
 
     def observe(self, asked: Asked, seconds: float) -> None:
         if not asked.requests or not math.isfinite(seconds) or seconds < 0:
             return
-        features = self._features(asked)
-        if self._fit is None:  # a first guess: most of it is for the levels
-            whole = [max(seconds, TIMER) / max(x, 1.0) for x in features]
-            self._fit = Fit([part * one for part, one in zip(_PARTS, whole, strict=True)], whole)
-        self._fit.observe(features, seconds)
+        features = _features(asked)
+        if self._filter is None:  # a first guess: most of it is for the levels
+            room = [max(seconds, TIMER) / max(x, 1.0) for x in features]
+            self._filter = self._begin([part * one for part, one in zip(_PARTS, room, strict=True)], room, room)
+        mean = self._filter.mean
+        line = max(self._line(mean, features), TIMER)
+        expected = math.exp(mean[0]) * line
+        weights = [1.0, *(x / line for x in features)]
+        self._filter.learn(_ALL, weights, seconds / expected - 1, (_NOISE + TIMER / expected) ** 2)
+        self.seen += 1
 
     def saved(self) -> dict[str, object] | None:
-        return None if self._fit is None else self._fit.saved()
+        if self._filter is None:
+            return None
+        pace, *parts = self._filter.mean
+        return {"parts": [math.exp(pace) * part for part in parts], "room": self._room}
 
     def restore(self, saved: object) -> None:
-        """Raises ConfigError if it is not what `saved` wrote."""
-        self._fit = Fit.restored(saved, 4)
+        """Take over what `saved` wrote, for about right. Raises ConfigError if it is not that."""
+        if not isinstance(saved, Mapping):
+            raise ConfigError("a saved cost must be an object.")
+        parts, room = floats(saved.get("parts"), len(_PARTS)), floats(saved.get("room"), len(_PARTS))
+        if min(parts) < 0 or min(room) <= 0:
+            raise ConfigError("the saved cost of drafts holds what no measurement gives.")
+        self._filter = self._begin(parts, [STALE * part for part in parts], room)
+        self.seen = 1
+
+    def _begin(self, parts: Sequence[float], doubt: Sequence[float], room: Sequence[float]) -> Filter:
+        """doubt: deviations of the parts; room: what was thought possible at first."""
+        self._room = list(room)
+        drift = [_PACE_DRIFT**2, *((_SHAPE_DRIFT * one) ** 2 for one in room)]
+        cov = np.diag([0.0, *doubt]) ** 2
+        return begin(Prior((0.0, *parts), cov, drift, len(_PARTS), _JUMPS))
 
     @staticmethod
-    def _features(asked: Asked) -> list[float]:
-        return [1.0, float(asked.requests), asked.depth, asked.requests * asked.depth]
+    def _line(mean: Sequence[float], features: Sequence[float]) -> float:
+        return float(sum(map(mul, mean[1:], features)))
+
+
+def _features(asked: Asked) -> list[float]:
+    return [1.0, float(asked.requests), asked.depth, asked.requests * asked.depth]
 
 
 class Costs:

@@ -18,7 +18,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from sooner.control.fit import CLIP, STALE, TIMER, Surprises, floats, not_negative
+from sooner.control.filter import TIMER, Filter, Prior, begin
+from sooner.control.saved import STALE, floats
 from sooner.errors import ConfigError
 
 KNOTS = (0, 4, 8, 16, 32, 64, 128, 512)  # rows at which the slope may change
@@ -32,9 +33,9 @@ _LEAST_RISE = 0.25  # of what the line says of a row, that it costs at least
 _NOISE = 0.05
 _APART, _NEAR, _APART_DRIFT = 0.03, 0.8, 0.0005
 _PACE_DRIFT, _SHAPE_DRIFT = 0.003, 0.002
+_ALIKE_ERRORS = 0.3  # how alike the errors of the first guess of two coefficients are
 # After several surprises of one kind the machine is another one: all costs may have changed by so much, and what a
 # pass costs before its first row (memory) apart from that.
-_ALIKE_ERRORS = 0.3  # how alike the errors of the first guess of two coefficients are
 _JUMP, _BASE_JUMP = 0.2, 0.3
 
 
@@ -50,6 +51,7 @@ _SEGMENTS = tuple((low, high - low) for low, high in pairwise((*KNOTS, 2**31)))
 _SIZE = len(KNOTS) + 3  # coefficients of the line
 _BASE = 1  # where they begin among what is estimated; the pace comes before, departures by rows after them
 _LINE = slice(_BASE, _BASE + _SIZE)
+_JUMPS = (_JUMP, _BASE_JUMP, *[0.0] * (_SIZE - 1))
 
 
 def _features(load: Load) -> list[float]:
@@ -71,12 +73,10 @@ class PassCost:
     """Seconds of one pass of the target, everything that depends on its rows included."""
 
     def __init__(self) -> None:
-        self._mean: list[float] = []  # the log of the pace, the line, the log of each departure
-        self._cov: NDArray[np.float64] = np.zeros((0, 0))
-        self._drift: NDArray[np.float64] = np.zeros(0)
+        self._filter: Filter = begin(Prior((), np.zeros((0, 0)), (), _SIZE, _JUMPS))
+        self._mean = self._filter.mean  # the log of the pace, the line, the log of each departure
         self._times = [0] * (_COUNTED + 1)  # passes of just so many rows that were measured
         self._apart: dict[int, int] = {}  # by rows, as far as they were seen: where its departure is
-        self._surprises = Surprises()
         self._found: dict[tuple[int, int, int], float] = {}  # until more is learnt
         self._further: dict[tuple[int, int, int], list[float]] = {}
         self.seen = 0
@@ -161,49 +161,29 @@ class PassCost:
             at.append(self._departure(load.rows))
             weights.append(1.0)
         off = math.log(seconds / line) - math.log(self._share(load.rows))
-        self._learn(at, weights, off, _NOISE**2 + (TIMER / seconds) ** 2)
-
-    def _departure(self, rows: int) -> int:
-        """Where the departure of so many rows is, from now on; at first as those of its tile suggest."""
-        found = self._apart.get(rows)
-        if found is not None:
-            return found
-        size = len(self._mean)
-        self._cov, self._drift = np.pad(self._cov, ((0, 1), (0, 1))), np.append(self._drift, _APART_DRIFT**2)
-        self._cov[size, size] = _APART**2
-        self._mean.append(self._expected(rows))
-        self._apart[rows] = size
-        return size
-
-    def _learn(self, at: Sequence[int], weights: Sequence[float], off: float, noise: float) -> None:
-        """One measurement: the log of it is `off` from the sum of weights * estimates[at]."""
-        self._cov.flat[:: len(self._mean) + 1] += self._drift
-        places, factors = np.array(at), np.array(weights)
-        along = self._cov[:, places] @ factors
-        if self._surprises.add(off, math.sqrt(float(along[places] @ factors) + noise)):
-            self._cov[0, 0] += _JUMP**2
-            self._cov[_BASE, _BASE] += (_BASE_JUMP * self._mean[_BASE]) ** 2
-            along = self._cov[:, places] @ factors
-        total = float(along[places] @ factors) + noise
-        most = CLIP * math.sqrt(total)
-        gain = along / total
-        self._cov -= np.outer(along, gain)
-        mean = np.array(self._mean) + gain * min(max(off, -most), most)
-        not_negative(mean, self._cov, _LINE)
-        self._mean = mean.tolist()
+        self._filter.learn(at, weights, off, _NOISE**2 + (TIMER / seconds) ** 2)
         self._found.clear()
         self._further.clear()
+
+    def _departure(self, rows: int, mean: float | None = None) -> int:
+        """Where that of so many rows is, from now on; at first `mean`, or as those of its tile suggest."""
+        found = self._apart.get(rows)
+        if found is None:
+            first = self._expected(rows) if mean is None else mean
+            found = self._apart[rows] = self._filter.add(first, _APART**2, _APART_DRIFT**2)
+        return found
 
     def _begin(
         self, line: Sequence[float], cov: NDArray[np.float64], room: Sequence[float], pace: float = 0.0
     ) -> None:
         """line, cov: the coefficients and the doubt about them; room: what was thought possible at first; pace:
         the deviation of its log."""
-        self._mean, self._room = [0.0, *line], list(room)
-        self._cov = np.zeros((_BASE + _SIZE, _BASE + _SIZE))
-        self._cov[0, 0] = pace**2
-        self._cov[_LINE, _LINE] = cov
-        self._drift = np.array((_PACE_DRIFT, *(_SHAPE_DRIFT * r for r in room))) ** 2
+        whole = np.zeros((_BASE + _SIZE, _BASE + _SIZE))
+        whole[0, 0] = pace**2
+        whole[_LINE, _LINE] = cov
+        drift = [_PACE_DRIFT**2, *((_SHAPE_DRIFT * r) ** 2 for r in room)]
+        self._filter, self._room = begin(Prior((0.0, *line), whole, drift, _SIZE, _JUMPS)), list(room)
+        self._mean = self._filter.mean
         self._times, self._apart = [0] * (_COUNTED + 1), {}
 
     def saved(self) -> dict[str, object] | None:
@@ -230,8 +210,8 @@ class PassCost:
             raise ConfigError("the saved cost of passes holds what no measurement gives.")
         self._begin(line, np.diag((STALE * np.array(line)) ** 2), room, pace=STALE)
         for rows, mean, count in known:
-            at = self._departure(int(rows))
-            self._times[int(rows)], self._mean[at] = int(count), mean
+            self._departure(int(rows), mean)
+            self._times[int(rows)] = int(count)
         plain = saved.get("plain")
         self.seen, self.plain = 1, plain if isinstance(plain, int) else 0
 

@@ -1,0 +1,90 @@
+"""Python's side of control.c: what a controller counts with. Knows no policy and no request but its number."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from array import array
+from collections.abc import Sequence
+from ctypes import Structure, c_double, c_int64, c_void_p
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sooner.native import build
+
+
+class _Filter(Structure):
+    _fields_ = [
+        *((name, c_int64) for name in ("size", "line", "streak", "enough")),
+        *((name, c_void_p) for name in ("mean", "cov", "drift", "along", "jump")),
+        *((name, c_double) for name in ("surprise", "clip")),
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Bounds:
+    """Deviations of a surprise, how many in a row are a change, and deviations beyond which one counts no more."""
+
+    surprise: float
+    streak: int
+    clip: float
+
+
+def serves() -> bool:
+    """Whether there is a library."""
+    return _library() is not None
+
+
+class FilterInC:
+    """control/filter.py says what it does. cov: row after row."""
+
+    def __init__(
+        self, mean: Sequence[float], cov: Sequence[float], drift: Sequence[float], line: int,
+        jumps: Sequence[float], bounds: Bounds,
+    ) -> None:  # fmt: skip
+        self.mean = array("d", mean)
+        self._cov, self._drift, self._jumps = array("d", cov), array("d", drift), array("d", jumps)
+        self._told = _Filter(line=line, enough=bounds.streak, surprise=bounds.surprise, clip=bounds.clip)
+        self._point()
+        self._learn = _library().filter_learn
+
+    def learn(self, at: Sequence[int], weights: Sequence[float], off: float, noise: float) -> None:
+        places, factors = array("q", at), array("d", weights)
+        self._learn(self._at, places.buffer_info()[0], factors.buffer_info()[0], len(places), off, noise)
+
+    def add(self, mean: float, variance: float, drift: float) -> int:
+        size = len(self.mean)
+        cov: array[float] = array("d")
+        for i in range(size):
+            cov.extend(self._cov[i * size : (i + 1) * size])
+            cov.append(0.0)
+        cov.extend((*[0.0] * size, variance))
+        self._cov = cov
+        self.mean.append(mean)
+        self._drift.append(drift)
+        self._point()
+        return size
+
+    @property
+    def doubt(self) -> NDArray[np.float64]:
+        return np.array(self._cov).reshape(len(self.mean), -1)
+
+    def _point(self) -> None:
+        """Say where everything lies."""
+        self._along = array("d", bytes(8 * len(self.mean)))
+        told, parts = self._told, (self.mean, self._cov, self._drift, self._along, self._jumps)
+        told.size = len(self.mean)
+        told.mean, told.cov, told.drift, told.along, told.jump = (part.buffer_info()[0] for part in parts)
+        self._at = ctypes.addressof(told)
+
+
+@functools.cache
+def _library() -> Any:
+    found = build.library("control.c")
+    if found is not None:
+        found.filter_learn.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_double, c_double]
+        found.filter_learn.restype = None
+    return found

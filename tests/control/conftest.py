@@ -1,0 +1,15 @@
+"""What stands in C stands in Python too: every test of the controller is run with both."""
+
+from __future__ import annotations
+
+import pytest
+
+from sooner.control import filter as filters
+
+
+@pytest.fixture(autouse=True, params=["in C", "in Python"])
+def counting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    if request.param == "in Python":
+        monkeypatch.setattr(filters, "serves", lambda: False)
+    elif not filters.serves():
+        pytest.skip("no compiler here")
