@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
+from sooner.control import belief as beliefs
 from sooner.control import filter as filters
 
 
 @pytest.fixture(autouse=True, params=["in C", "in Python"])
 def counting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in Python":
-        monkeypatch.setattr(filters, "serves", lambda: False)
+        for module in (filters, beliefs):
+            monkeypatch.setattr(module, "serves", lambda: False)
     elif not filters.serves():
         pytest.skip("no compiler here")

@@ -295,7 +295,7 @@ def test_nothing_is_kept_of_requests_that_have_left() -> None:
         Simulation(controller, COPYING, [Job(f"r{turn}", lambda w: 0.5)]).run(3)
         controller.leave(f"r{turn}")
     assert not controller._states
-    assert not controller.beliefs._own
+    assert not len(controller.beliefs)
 
 
 @pytest.mark.parametrize("jobs", [1, 8])

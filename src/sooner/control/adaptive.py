@@ -14,7 +14,7 @@ from itertools import accumulate
 from operator import mul
 
 from sooner.config import Budget
-from sooner.control.belief import Beliefs
+from sooner.control.belief import begin
 from sooner.control.cost import Asked, Costs
 from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.passes import Load
@@ -53,7 +53,7 @@ class AdaptiveController:
     def __init__(self, limit: Budget, costs: Costs | None = None) -> None:
         self.limit = limit
         self.costs = costs or Costs()
-        self.beliefs = Beliefs()
+        self.beliefs = begin()
         self.questions = Questions(self.costs)
         self._states: dict[str, State] = {}
         self._now: Now | None = None
@@ -228,19 +228,14 @@ class AdaptiveController:
             return self._nothing(views)
         now = self._now or self._prepare(views)
         free = [i for i, view in enumerate(views) if view.speculation == "auto"]
-        nodes: list[tuple[float, int, int]] = []
-        for i in free:
-            if guesses[i].tokens:
-                chances = self.beliefs.survivals(views[i].request_id, guesses[i], _NEGLIGIBLE)
-                nodes += [(-chance, i, node) for node, chance in enumerate(chances) if chance]
-        nodes.sort()
+        nodes = self.beliefs.weigh([(views[i].request_id, guesses[i]) for i in free], _NEGLIGIBLE)
         fixed = sum(len(guess) for i, guess in enumerate(guesses) if views[i].speculation != "auto")
         count, price = worth_their_rows([-v for v, _, _ in nodes], now, fixed, self.costs.passes)
         count = self._probe(count, nodes, drawn=any(guess.drawn for guess in guesses))
         kept: dict[int, list[int]] = {i: [] for i in free}
-        for _, i, node in nodes[:count]:
-            kept[i].append(node)
-        self._weighed = Weighed(views, nodes[:count], price)
+        for _, place, node in nodes[:count]:
+            kept[free[place]].append(node)
+        self._weighed = Weighed([views[i].request_id for i in free], nodes[:count], price)
         self._remember(views, guesses, kept, now)
         return [tuple(sorted(kept[i])) if i in kept else None for i in range(len(views))]
 
@@ -273,13 +268,13 @@ class AdaptiveController:
 
     def _reckon(self, weighed: Weighed, now: Now) -> None:
         """What asking each request was worth."""
-        views, taken, price = weighed
+        names, taken, price = weighed
         passes, count = self.costs.passes, len(taken)
         rows = sum(passes.further(now.load, count)[:count]) if taken else 0.0
         toll = price * rows / count if taken else 0.0
         worth = dict.fromkeys(now.asked, 0.0)
-        for value, i, _ in taken:
-            name = views[i].request_id
+        for value, place, _ in taken:
+            name = names[place]
             if name in worth:
                 worth[name] += -value - toll
         for name, new in worth.items():
@@ -369,16 +364,15 @@ class AdaptiveController:
         else:
             self._since_plain = 0
         waiting = self.beliefs.waiting
-        for tried in record.tried:
+        watched = [tried for tried in record.tried if tried.guess.tokens or tried.request_id in waiting]
+        for tried, right in zip(watched, self.beliefs.learn(watched), strict=True):
+            if right:
+                self._rest = self._until = 0
             state = self._states.get(tried.request_id)
-            if tried.guess.tokens or tried.request_id in waiting:
-                right = self.beliefs.learn(tried)
-                if right:
-                    self._rest = self._until = 0
-                if state and not tried.kept:
-                    self.questions.reward(right)
-                    # A question that was answered rightly is followed up at once.
-                    state.turn = min(state.turn, self._turn - _PAUSE) if right else state.turn
+            if state and not tried.kept:
+                self.questions.reward(right)
+                # A question that was answered rightly is followed up at once.
+                state.turn = min(state.turn, self._turn - _PAUSE) if right else state.turn
             if state and tried.kept:
                 state.kept += 1
                 state.more_s += (len(tried.tokens) - 1) * now.plain_s

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from sooner.control.passes import Load
-from sooner.control.protocol import StepRecord, View
+from sooner.control.protocol import StepRecord
 from sooner.params import Speculation
 
 FIRST_NODES = 4
@@ -75,9 +75,10 @@ class Now:
 
 
 class Weighed(NamedTuple):
-    """The nodes that were kept, as (-chance, view, node), and the price of a second that chose them."""
+    """The nodes that were kept, as (-chance, place among the requests, node), and the price of a second that chose
+    them."""
 
-    views: Sequence[View]
+    requests: Sequence[str]
     taken: Sequence[tuple[float, int, int]]
     price: float
 

@@ -1,4 +1,4 @@
-"""Python's side of control.c: what a controller counts with. Knows no policy and no request but its number."""
+"""Python's side of filter.c. Knows not what is estimated."""
 
 from __future__ import annotations
 
@@ -83,7 +83,7 @@ class FilterInC:
 
 @functools.cache
 def _library() -> Any:
-    found = build.library("control.c")
+    found = build.library("filter.c")
     if found is not None:
         found.filter_learn.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_double, c_double]
         found.filter_learn.restype = None

@@ -1,15 +1,9 @@
-/* What a controller counts with, twice a step: one filter for costs, chances of guesses, and the sorting of nodes.
- * Knows no Python, no policy and no request but its number. control/passes.py and control/belief.py say what each
- * part means, and are its oracles; constants come from there.
+/* A Kalman filter that learns from one measurement at a time. Knows no Python and not what it estimates.
+ * control/filter.py says what it does, and is its oracle.
  */
 #include <math.h>
 #include <stdint.h>
 #include <stdlib.h>
-#include <string.h>
-
-#define ROOT (-1)
-
-/* ---- one measurement: see control/filter.py ---------------------------------------------------------------- */
 
 typedef struct {
     int64_t size, line;         /* estimates; those from the second on that are never negative */
