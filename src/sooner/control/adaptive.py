@@ -19,7 +19,7 @@ from sooner.control.cost import Asked, Costs
 from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.passes import Load
 from sooner.control.price import MARGIN, worth_asking, worth_their_rows
-from sooner.control.protocol import Guess, Note, StepRecord, View
+from sooner.control.protocol import Guess, Note, StepRecord, Tried, View
 from sooner.control.questions import Questions
 from sooner.control.shapes import Shapes, levels
 from sooner.control.state import Lesson, Now, State, Weighed, Worths
@@ -321,6 +321,7 @@ class AdaptiveController:
         lessons, self._lessons = self._lessons, []
         for lesson in lessons:
             self._study(lesson)
+        self._learn(lessons)
 
     def _study(self, lesson: Lesson) -> None:
         record, now, turn, weighed = lesson
@@ -345,8 +346,10 @@ class AdaptiveController:
         if now.ready and now.plain_s > 0:
             self._plain_s += now.plain_s
             self._taken_s += total
-        if record.drafted or now.asked or self.beliefs.waiting:
-            self._learn(record, now)
+        if record.drafted:
+            self._since_draft = 0
+        else:
+            self._since_plain = 0
 
     def _measure(self, record: StepRecord, now: Now) -> None:
         """What drafting took. Who was not asked for long has to catch up: it counts only if it was quick."""
@@ -357,15 +360,19 @@ class AdaptiveController:
             drafts.observe(asked, record.draft_s)
             self.shapes.tried(now.depth, reached, record.draft_s <= _CHEAP * now.decode_s)
 
-    def _learn(self, record: StepRecord, now: Now) -> None:
+    def _learn(self, lessons: Sequence[Lesson]) -> None:
         """What became of guesses, taken or not."""
-        if any(tried.kept for tried in record.tried):
-            self._since_draft = 0
-        else:
-            self._since_plain = 0
-        waiting = self.beliefs.waiting
-        watched = [tried for tried in record.tried if tried.guess.tokens or tried.request_id in waiting]
-        for tried, right in zip(watched, self.beliefs.learn(watched), strict=True):
+        heard: list[Tried] = []
+        plain: list[float] = []  # seconds of the same pass without guesses
+        followed = set(self.beliefs.waiting)
+        for lesson in lessons:
+            for tried in lesson.record.tried:
+                if tried.guess.tokens:
+                    followed.add(tried.request_id)
+                if tried.request_id in followed:
+                    heard.append(tried)
+                    plain.append(lesson.now.plain_s)
+        for tried, plain_s, right in zip(heard, plain, self.beliefs.learn(heard), strict=True):
             if right:
                 self._rest = self._until = 0
             state = self._states.get(tried.request_id)
@@ -375,7 +382,7 @@ class AdaptiveController:
                 state.turn = min(state.turn, self._turn - _PAUSE) if right else state.turn
             if state and tried.kept:
                 state.kept += 1
-                state.more_s += (len(tried.tokens) - 1) * now.plain_s
+                state.more_s += (len(tried.tokens) - 1) * plain_s
 
     def leave(self, request_id: str) -> Note:
         self._catch_up()

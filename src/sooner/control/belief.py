@@ -32,9 +32,6 @@ class Beliefs(Protocol):
         """Of the guesses for these requests the nodes that have a chance of `floor` at least (of drawn ones all):
         minus the chance that the whole path down to it is accepted, whose guess, which node; best first."""
 
-    def survivals(self, request_id: str, guess: Guess) -> list[float]:
-        """The chance of each node of one; never above its parent's."""
-
     def levels(self, request_ids: Sequence[str], depth: int) -> list[list[float]]:
         """Of each request, for depths 1 to `depth`: the chance that a draft is accepted at least so far; without
         the tiny ones."""

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from sooner.control.belief_plain import TERMS, down
 from sooner.control.protocol import Guess, Tried
-from sooner.native.belief import DRAWN, PLAIN, SCORED, BeliefsInC, Came, Guesses
+from sooner.native.belief import DRAWN, PLAIN, SCORED, BeliefsInC, Told
 
 
 class NativeBeliefs:
@@ -19,27 +19,28 @@ class NativeBeliefs:
         self.waiting: set[str] = set()
 
     def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> list[tuple[float, int, int]]:
-        return self._beliefs.weigh(self._told(guesses), floor)
-
-    def survivals(self, request_id: str, guess: Guess) -> list[float]:
-        return self._beliefs.survive(self._told([(request_id, guess)]), 0.0)
+        told, most = Told(), 0
+        for name, guess in guesses:
+            self._guess(told, name, guess)
+            most += len(guess.tokens)
+        return self._beliefs.weigh(told, most, floor)
 
     def levels(self, request_ids: Sequence[str], depth: int) -> list[list[float]]:
         odds = self._beliefs.levels(depth)
         return [down(odds, self._beliefs.shift(self._number(name))) for name in request_ids]
 
     def learn(self, tried: Sequence[Tried]) -> list[int]:
-        came = Came()
+        told = Told()
         for one in tried:
-            self._add(came.guesses, one.request_id, one.guess)
-            came.add(one.tokens, one.kept, one.path)
-        right, waits = self._beliefs.learn(came)
-        for one, waiting in zip(tried, waits, strict=True):
+            self._guess(told, one.request_id, one.guess)
+            told.came(one.tokens, one.kept, one.path)
+        learnt = self._beliefs.learn(told)
+        for one, waiting in zip(tried, learnt[1::2], strict=True):
             if waiting:
                 self.waiting.add(one.request_id)
             else:
                 self.waiting.discard(one.request_id)
-        return right.tolist()
+        return learnt[::2]
 
     def __len__(self) -> int:
         return len(self._numbers)
@@ -51,15 +52,10 @@ class NativeBeliefs:
             self._beliefs.forget(number)
             self._free.append(number)
 
-    def _told(self, guesses: Sequence[tuple[str, Guess]]) -> Guesses:
-        told = Guesses()
-        for name, guess in guesses:
-            self._add(told, name, guess)
-        return told
-
-    def _add(self, to: Guesses, request_id: str, guess: Guess) -> None:
+    def _guess(self, told: Told, request_id: str, guess: Guess) -> None:
         kind = DRAWN if guess.drawn else PLAIN if guess.scores is None else SCORED
-        to.add(self._number(request_id), kind, guess.tokens, guess.parents, guess.scores or ())
+        scores = () if guess.scores is None or guess.drawn else guess.scores
+        told.guess(self._number(request_id), kind, guess.tokens, guess.parents, scores)
 
     def _number(self, request_id: str) -> int:
         found = self._numbers.get(request_id)

@@ -24,8 +24,8 @@ typedef struct {
 
 typedef struct {
     int64_t count, kind;
-    const int32_t *token, *parent;
-    const double *score;
+    const int64_t *token, *parent;
+    const double *score; /* of scored ones */
 } Guess;
 
 typedef struct {
@@ -33,7 +33,7 @@ typedef struct {
     int64_t waits;        /* whether a guess is still being compared with the text, from `node` on */
     int64_t node, depth;
     int64_t count, kind, room;
-    int32_t *token, *parent;
+    int64_t *token, *parent;
     double *score;
 } Own;
 
@@ -50,7 +50,7 @@ typedef struct {
     Own *own;
     int64_t owns, room;
     char *use, *hit;  /* [room] nodes of one guess */
-    int32_t *depth, *born, *last; /* born, last: children so far, of the root and each node, and the last of them */
+    int64_t *depth, *born, *last; /* born, last: children so far, of the root and each node, and the last of them */
     double *chance;
     Entry *entry;
     int64_t entries;
@@ -82,8 +82,8 @@ static int ready_for(Beliefs *b, int64_t nodes, int64_t number) {
     if (nodes >= b->room) {
         int64_t room = nodes + 1; /* the root too */
         b->use = grown(b->use, room, &bad), b->hit = grown(b->hit, room, &bad);
-        b->depth = grown(b->depth, room * 4, &bad), b->born = grown(b->born, room * 4, &bad);
-        b->last = grown(b->last, room * 4, &bad), b->chance = grown(b->chance, room * 8, &bad);
+        b->depth = grown(b->depth, room * 8, &bad), b->born = grown(b->born, room * 8, &bad);
+        b->last = grown(b->last, room * 8, &bad), b->chance = grown(b->chance, room * 8, &bad);
         if (!bad) b->room = room;
     }
     if (!bad && number >= b->owns) {
@@ -154,7 +154,7 @@ static void survive(Beliefs *b, const Guess *g, double shift, double floor) {
         int64_t parent = g->parent[i], rank = b->born[parent + 1]++, before = b->last[parent + 1];
         double above = parent < 0 ? 1 : chance[parent];
         b->depth[i] = parent < 0 ? 1 : b->depth[parent] + 1;
-        b->last[parent + 1] = (int32_t)i;
+        b->last[parent + 1] = i;
         chance[i] = 0;
         if (g->kind != DRAWN && above == 0) continue;
         double odds = g->kind == SCORED ? scored_odds(b, said_of(g, i)) : place_odds(b, b->depth[i], rank);
@@ -170,43 +170,40 @@ static int best_first(const void *one, const void *other) {
     return a->node < b->node ? -1 : 1;
 }
 
-typedef struct {
-    int64_t count;
-    const int64_t *request, *size, *kind; /* [count] */
-    const int32_t *token, *parent;        /* of all guesses, one after another */
-    const double *score;
-} Guesses;
-
-static Guess guess_at(const Guesses *all, int64_t i, int64_t begin) {
-    return (Guess){all->size[i], all->kind[i], all->token + begin, all->parent + begin, all->score + begin};
+/* What is told is a row of whole numbers: of each guess its request, kind and size; its tokens; its parents. Scores
+ * of scored ones come in a row of their own. */
+static Guess next_guess(const int64_t **at, const double **score, int64_t *request) {
+    int64_t size = (*at)[2];
+    Guess g = {size, (*at)[1], *at + 3, *at + 3 + size, *score};
+    *request = (*at)[0], *at += 3 + 2 * size;
+    if (g.kind == SCORED) *score += size;
+    return g;
 }
-/* chance: [nodes]. -1 where there is no memory. */
-int64_t beliefs_survive(Beliefs *b, const Guesses *all, double floor, double *chance) {
-    int64_t begin = 0;
-    for (int64_t i = 0; i < all->count; begin += all->size[i++]) {
-        Guess g = guess_at(all, i, begin);
+/* Nodes that have a chance: the chance, whose guess they are of, which they are. How many, or -1 without memory. */
+static int64_t found_nodes(Beliefs *b, int64_t count, const int64_t *at, const double *score, double floor) {
+    int64_t found = 0, request;
+    for (int64_t i = 0; i < count; i++) {
+        Guess g = next_guess(&at, &score, &request);
+        int bad = !ready_for(b, g.count, request);
+        if (!bad && found + g.count > b->entries) {
+            b->entry = grown(b->entry, 2 * (found + g.count) * (int64_t)sizeof *b->entry, &bad);
+            if (!bad) b->entries = 2 * (found + g.count);
+        }
+        if (bad) return -1;
         if (g.kind == SCORED) refresh(b);
-        if (!ready_for(b, g.count, all->request[i])) return -1;
-        survive(b, &g, b->own[all->request[i]].shift, floor);
-        memcpy(chance + begin, b->chance, (size_t)g.count * sizeof *chance);
+        survive(b, &g, b->own[request].shift, floor);
+        for (int64_t k = 0; k < g.count; k++)
+            if (b->chance[k] > 0) b->entry[found++] = (Entry){b->chance[k], i, k};
     }
-    return begin;
+    return found;
 }
-/* Nodes that have a chance, the best first: minus it, whose guess they are of, which they are. How many, or -1. */
-int64_t beliefs_weigh(Beliefs *b, const Guesses *all, double floor, double *value, int64_t *place, int64_t *node) {
-    int64_t total = beliefs_survive(b, all, floor, value), begin = 0, found = 0;
-    int bad = total < 0;
-    if (!bad && total > b->entries) {
-        b->entry = grown(b->entry, total * (int64_t)sizeof *b->entry, &bad);
-        if (!bad) b->entries = total;
-    }
-    if (bad) return -1;
-    for (int64_t i = 0; i < all->count; begin += all->size[i++])
-        for (int64_t k = 0; k < all->size[i]; k++)
-            if (value[begin + k] > 0) b->entry[found++] = (Entry){value[begin + k], i, k};
-    qsort(b->entry, (size_t)found, sizeof *b->entry, best_first);
+/* The best first: minus the chances, and for each whose guess and which node. How many, or -1 without memory. */
+int64_t beliefs_weigh(Beliefs *b, int64_t count, const int64_t *at, const double *score, double floor, double *value,
+                      int64_t *where) {
+    int64_t found = found_nodes(b, count, at, score, floor);
+    if (found > 0) qsort(b->entry, (size_t)found, sizeof *b->entry, best_first);
     for (int64_t i = 0; i < found; i++)
-        value[i] = -b->entry[i].value, place[i] = b->entry[i].place, node[i] = b->entry[i].node;
+        value[i] = -b->entry[i].value, where[2 * i] = b->entry[i].place, where[2 * i + 1] = b->entry[i].node;
     return found;
 }
 /* Log odds that a draft is accepted so far at least, given that it was one level less; of depths 1 to `depth`. */
@@ -256,18 +253,18 @@ static int has_children(const Guess *g, int64_t node) {
 static int wait_for(Own *own, const Guess *g, int64_t node, int64_t depth) {
     int bad = 0;
     if (g->count > own->room) {
-        own->token = grown(own->token, g->count * 4, &bad), own->parent = grown(own->parent, g->count * 4, &bad);
+        own->token = grown(own->token, g->count * 8, &bad), own->parent = grown(own->parent, g->count * 8, &bad);
         own->score = grown(own->score, g->count * 8, &bad);
         if (bad) return 0;
         own->room = g->count;
     }
-    memcpy(own->token, g->token, (size_t)g->count * 4), memcpy(own->parent, g->parent, (size_t)g->count * 4);
-    memcpy(own->score, g->score, (size_t)g->count * 8);
+    memcpy(own->token, g->token, (size_t)g->count * 8), memcpy(own->parent, g->parent, (size_t)g->count * 8);
+    if (g->kind == SCORED) memcpy(own->score, g->score, (size_t)g->count * 8);
     own->waits = 1, own->node = node, own->depth = depth, own->count = g->count, own->kind = g->kind;
     return 1;
 }
 /* Learns from the nodes that were judged; what was left out below them can still be compared. */
-static int verified(Beliefs *b, Own *own, const Guess *g, const int32_t *kept, int64_t keeps, const int32_t *path,
+static int verified(Beliefs *b, Own *own, const Guess *g, const int64_t *kept, int64_t keeps, const int64_t *path,
                     int64_t length) {
     memset(b->use, 0, (size_t)g->count), memset(b->hit, 0, (size_t)g->count);
     for (int64_t i = 0; i < keeps; i++) b->use[kept[i]] = 1;
@@ -283,12 +280,12 @@ static int verified(Beliefs *b, Own *own, const Guess *g, const int32_t *kept, i
     return g->kind == DRAWN || !rest || wait_for(own, g, end, length + 1);
 }
 /* One level of a guess against the token that came: the node that was right, or ROOT. */
-static int64_t compared(Beliefs *b, Own *own, const Guess *g, int64_t above, int64_t depth, int32_t token) {
+static int64_t compared(Beliefs *b, Own *own, const Guess *g, int64_t above, int64_t depth, int64_t token) {
     for (int64_t i = 0; i < g->count; i++) b->use[i] = 1, b->hit[i] = g->token[i] == token;
     return learn_level(b, own, g, above, depth);
 }
 /* Follows the waiting guess along the tokens that were written; how far it went. */
-static int64_t follow(Beliefs *b, Own *own, const int32_t *token, int64_t count) {
+static int64_t follow(Beliefs *b, Own *own, const int64_t *token, int64_t count) {
     for (int64_t i = 0; i < count; i++) {
         if (!own->waits) return i;
         Guess g = {own->count, own->kind, own->token, own->parent, own->score};
@@ -300,34 +297,30 @@ static int64_t follow(Beliefs *b, Own *own, const int32_t *token, int64_t count)
     return count;
 }
 
-typedef struct {
-    Guesses guesses;
-    const int64_t *tokens, *kept, *path; /* [count]: how many of each */
-    const int32_t *token, *keep, *accepted;
-} Came;
-
-/* right: guesses that were not verified and right; waits: whether one is still being compared. 0 without memory. */
-int64_t beliefs_learn(Beliefs *b, const Came *came, int64_t *right, int64_t *waits) {
-    const int32_t *token = came->token, *keep = came->keep, *path = came->accepted;
-    int64_t begin = 0;
-    for (int64_t i = 0; i < came->guesses.count; begin += came->guesses.size[i++]) {
-        Guess g = guess_at(&came->guesses, i, begin);
-        int64_t number = came->guesses.request[i], count = came->tokens[i], done = 0;
+/* Told of each request: a guess as it was offered; how many tokens came, how many nodes were verified and accepted,
+ * and all of these. right: guesses that were not verified and right; waits: whether one is still being compared;
+ * both next to each other for each request. 0 where there is no memory. */
+int64_t beliefs_learn(Beliefs *b, int64_t count, const int64_t *at, const double *score, int64_t *learnt) {
+    int64_t number;
+    for (int64_t i = 0; i < count; i++) {
+        Guess g = next_guess(&at, &score, &number);
+        int64_t came = at[0], kept = at[1], length = at[2], done = 0;
+        const int64_t *token = at + 3, *keep = token + came, *path = keep + kept;
+        at = path + length;
         if (!ready_for(b, g.count, number)) return 0;
         Own *own = b->own + number;
         if (own->waits && !ready_for(b, own->count, number)) return 0;
-        if (came->kept[i]) {
-            if (!verified(b, own, &g, keep, came->kept[i], path, came->path[i])) return 0;
-            done = came->path[i] < count ? came->path[i] : count;
+        if (kept) {
+            if (!verified(b, own, &g, keep, kept, path, length)) return 0;
+            done = length < came ? length : came;
         } else if (g.count && g.kind != DRAWN) {
             if (!own->waits) {
                 if (!wait_for(own, &g, ROOT, 1)) return 0;
-            } else if (count) /* an earlier one is still being followed; of this one the first level will do */
+            } else if (came) /* an earlier one is still being followed; of this one the first level will do */
                 compared(b, own, &g, ROOT, 1, token[0]);
         }
-        right[i] = follow(b, own, token + done, count - done);
-        waits[i] = own->waits;
-        token += count, keep += came->kept[i], path += came->path[i];
+        learnt[2 * i] = follow(b, own, token + done, came - done);
+        learnt[2 * i + 1] = own->waits;
     }
     return 1;
 }

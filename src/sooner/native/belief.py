@@ -39,59 +39,25 @@ class _Terms(Structure):
     _fields_ = [(name, c_double) for name in Terms.__dataclass_fields__]
 
 
-class _Guesses(Structure):
-    _fields_ = [
-        ("count", c_int64),
-        *((name, c_void_p) for name in ("request", "size", "kind", "token", "parent", "score")),
-    ]
-
-
-class _Came(Structure):
-    _fields_ = [
-        ("guesses", _Guesses),
-        *((name, c_void_p) for name in ("tokens", "kept", "path", "token", "keep", "accepted")),
-    ]
-
-
-class Guesses:
-    """Guesses of requests, one after another. Token ids and places are int32 in C."""
+class Told:
+    """Guesses of requests, one after another, as belief.c reads them."""
 
     def __init__(self) -> None:
-        self.request, self.size, self.kind = array("q"), array("q"), array("q")
-        self.token, self.parent, self.score = array("i"), array("i"), array("d")
+        self.count = 0
+        self.row: list[int] = []
+        self.scores: list[float] = []
 
-    def add(
+    def guess(
         self, request: int, kind: int, tokens: Sequence[int], parents: Sequence[int], scores: Sequence[float]
     ) -> None:
-        """scores: empty, or one for each token."""
-        self.request.append(request)
-        self.size.append(len(tokens))
-        self.kind.append(kind)
-        self.token.extend(tokens)
-        self.parent.extend(parents)
-        self.score.extend(scores or [0.0] * len(tokens))
+        """scores: of a scored one, one for each token."""
+        self.count += 1
+        self.row += (request, kind, len(tokens), *tokens, *parents)
+        self.scores += scores
 
-    def told(self) -> _Guesses:
-        """Where they lie; they must not change while that is in use."""
-        parts = (self.request, self.size, self.kind, self.token, self.parent, self.score)
-        return _Guesses(len(self.request), *map(_place, parts))
-
-
-class Came:
-    """What passes brought: a guess as it was offered, the new tokens, the nodes verified and those accepted."""
-
-    def __init__(self) -> None:
-        self.guesses = Guesses()
-        self.tokens, self.kept, self.path = array("q"), array("q"), array("q")
-        self.token, self.keep, self.accepted = array("i"), array("i"), array("i")
-
-    def add(self, tokens: Sequence[int], kept: Sequence[int], path: Sequence[int]) -> None:
-        """Of the guess that was added last."""
-        for size, flat, new in (
-            (self.tokens, self.token, tokens), (self.kept, self.keep, kept), (self.path, self.accepted, path)
-        ):  # fmt: skip
-            size.append(len(new))
-            flat.extend(new)
+    def came(self, tokens: Sequence[int], kept: Sequence[int], path: Sequence[int]) -> None:
+        """What a pass brought of the guess that was told last: new tokens, nodes verified, nodes accepted."""
+        self.row += (len(tokens), len(kept), len(path), *tokens, *kept, *path)
 
 
 def serves() -> bool:
@@ -104,6 +70,8 @@ class BeliefsInC:
 
     def __init__(self, terms: Terms) -> None:
         self._library = _library()
+        self._weigh, self._learn = self._library.beliefs_weigh, self._library.beliefs_learn
+        self._value, self._where = _doubles(0), array("q")
         self._at = self._library.beliefs_new(ctypes.byref(_Terms(*astuple(terms))))
         if not self._at:
             raise MemoryError(_NO_MEMORY)
@@ -112,32 +80,24 @@ class BeliefsInC:
         if getattr(self, "_at", None):
             self._library.beliefs_free(self._at)
 
-    def survive(self, guesses: Guesses, floor: float) -> list[float]:
-        """The chance of each node; what is below `floor` may be 0."""
-        chances = _doubles(len(guesses.token))
-        if self._library.beliefs_survive(self._at, ctypes.byref(guesses.told()), floor, _place(chances)) < 0:
-            raise MemoryError(_NO_MEMORY)
-        return chances.tolist()
-
-    def weigh(self, guesses: Guesses, floor: float) -> list[tuple[float, int, int]]:
-        """All nodes that have a chance, best first: minus the chance, whose guess, which node."""
-        most = len(guesses.token)
-        value, whose, node = _doubles(most), array("q", bytes(8 * most)), array("q", bytes(8 * most))
-        places = _place(value), _place(whose), _place(node)
-        found = self._library.beliefs_weigh(self._at, ctypes.byref(guesses.told()), floor, *places)
+    def weigh(self, told: Told, most: int, floor: float) -> list[tuple[float, int, int]]:
+        """Nodes that have a chance, best first: minus the chance, whose guess, which node. most: nodes told."""
+        if most > len(self._value):
+            self._value, self._where = _doubles(2 * most), array("q", bytes(32 * most))
+        row, scores = array("q", told.row), array("d", told.scores)
+        value, where = self._value, self._where
+        found = self._weigh(self._at, told.count, _place(row), _place(scores), floor, _place(value), _place(where))
         if found < 0:
             raise MemoryError(_NO_MEMORY)
-        return list(zip(value[:found], whose[:found], node[:found], strict=True))
+        return list(zip(value[:found], where[0 : 2 * found : 2], where[1 : 2 * found : 2], strict=True))
 
-    def learn(self, came: Came) -> tuple[array[int], array[int]]:
-        """Of each request: how many guesses not verified were right, and whether one is still being compared."""
-        guesses, count = came.guesses.told(), len(came.tokens)
-        right, waits = array("q", bytes(8 * count)), array("q", bytes(8 * count))
-        parts = (came.tokens, came.kept, came.path, came.token, came.keep, came.accepted)
-        told = _Came(guesses, *map(_place, parts))
-        if not self._library.beliefs_learn(self._at, ctypes.byref(told), _place(right), _place(waits)):
+    def learn(self, told: Told) -> list[int]:
+        """Of each request how many guesses not verified were right, then whether one is still being compared."""
+        row, scores = array("q", told.row), array("d", told.scores)
+        learnt = array("q", bytes(16 * told.count))
+        if not self._learn(self._at, told.count, _place(row), _place(scores), _place(learnt)):
             raise MemoryError(_NO_MEMORY)
-        return right, waits
+        return learnt.tolist()
 
     def levels(self, depth: int) -> list[float]:
         """Log odds that a draft is accepted down to depth 1, 2, ..., given that it was to the one above."""
@@ -175,9 +135,7 @@ def _library() -> Any:
         found.beliefs_forget.argtypes, found.beliefs_forget.restype = [c_void_p, c_int64], None
         found.beliefs_levels.argtypes, found.beliefs_levels.restype = [c_void_p, c_int64, c_void_p], None
         found.beliefs_shift.argtypes, found.beliefs_shift.restype = [c_void_p, c_int64], c_double
-        found.beliefs_survive.argtypes = [c_void_p, c_void_p, c_double, c_void_p]
-        found.beliefs_weigh.argtypes = [c_void_p, c_void_p, c_double, c_void_p, c_void_p, c_void_p]
-        found.beliefs_learn.argtypes = [c_void_p, c_void_p, c_void_p, c_void_p]
-        for name in ("survive", "weigh", "learn"):
-            getattr(found, f"beliefs_{name}").restype = c_int64
+        found.beliefs_weigh.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_double, c_void_p, c_void_p]
+        found.beliefs_learn.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]
+        found.beliefs_weigh.restype = found.beliefs_learn.restype = c_int64
     return found
