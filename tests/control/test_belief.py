@@ -21,7 +21,8 @@ def offered(token: int) -> Guess:
 
 def survivals(beliefs: Beliefs, name: str, guess: Guess) -> list[float]:
     """The chance of each node."""
-    found = {node: -value for value, _, node in beliefs.weigh([(name, guess)], 0.0)}
+    weighed = beliefs.weigh([(name, guess)], 0.0)
+    found = {node: -value for value, node in zip(weighed.values, weighed.nodes, strict=True)}
     return [found.get(node, 0.0) for node in range(len(guess))]
 
 
@@ -183,9 +184,11 @@ def test_in_c_and_in_python_they_learn_and_tell_the_same(seed: int) -> None:
         asked = [(f"r{random.randint(0, 5)}", random_guess(random)) for _ in range(random.randint(0, 4))]
         for floor in (0.0, 0.02):
             told, expected = one.weigh(asked, floor), plain.weigh(asked, floor)
-            assert told == sorted(told)
-            by_node = {node[1:]: node[0] for node in told}
-            assert by_node == pytest.approx({node[1:]: node[0] for node in expected}, rel=1e-9)
+            assert list(zip(*told, strict=True)) == sorted(zip(*told, strict=True))
+            by_node, by_node_too = (
+                dict(zip(zip(n.places, n.nodes, strict=True), n.values, strict=True)) for n in (told, expected)
+            )
+            assert by_node == pytest.approx(by_node_too, rel=1e-9)
         tried = [random_tried(random, f"r{i}") for i in random.sample(range(6), random.randint(0, 5))]
         assert one.learn(tried) == plain.learn(tried)
         assert one.waiting == plain.waiting

@@ -230,12 +230,16 @@ class AdaptiveController:
         free = [i for i, view in enumerate(views) if view.speculation == "auto"]
         nodes = self.beliefs.weigh([(views[i].request_id, guesses[i]) for i in free], _NEGLIGIBLE)
         fixed = sum(len(guess) for i, guess in enumerate(guesses) if views[i].speculation != "auto")
-        count, price = worth_their_rows([-v for v, _, _ in nodes], now, fixed, self.costs.passes)
-        count = self._probe(count, nodes, drawn=any(guess.drawn for guess in guesses))
+        worth = worth_their_rows(nodes.values, now, fixed, self.costs.passes)
+        count = self._probe(worth.nodes, len(nodes.values), drawn=any(guess.drawn for guess in guesses))
+        taken = nodes.first(count)
         kept: dict[int, list[int]] = {i: [] for i in free}
-        for _, place, node in nodes[:count]:
+        for place, node in zip(taken.places, taken.nodes, strict=True):
             kept[free[place]].append(node)
-        self._weighed = Weighed([views[i].request_id for i in free], nodes[:count], price)
+        passes = self.costs.passes
+        seconds = worth.seconds if count == worth.nodes else sum(passes.further(now.load, count)[:count])
+        toll = worth.price * seconds / count if count else 0.0
+        self._weighed = Weighed([views[i].request_id for i in free], taken, toll)
         self._remember(views, guesses, kept, now)
         return [tuple(sorted(kept[i])) if i in kept else None for i in range(len(views))]
 
@@ -249,16 +253,16 @@ class AdaptiveController:
             self.shapes.add(Guess(), (), self._now.depth)
         return [() if view.speculation == "auto" else None for view in views]
 
-    def _probe(self, count: int, nodes: Sequence[tuple[float, int, int]], drawn: bool) -> int:
+    def _probe(self, count: int, offered: int, drawn: bool) -> int:
         """At times the other thing, so that what rows cost and bring does not go stale."""
-        if not nodes:
+        if not offered:
             return 0
         if not count:
             self._since_draft += 1
             if self._since_draft < (_DRAWN_EVERY if drawn else _DRAFT_EVERY):
                 return 0
             self._since_draft = 0
-            return min(3, len(nodes))
+            return min(3, offered)
         self._since_plain += 1
         known = self.costs.passes.plain >= _PLAIN_FIRST
         if self._since_plain < (10 if not known else _PLAIN_EVERY * (1 if self._gain < _CLEAR else 4)):
@@ -268,15 +272,11 @@ class AdaptiveController:
 
     def _reckon(self, weighed: Weighed, now: Now) -> None:
         """What asking each request was worth."""
-        names, taken, price = weighed
-        passes, count = self.costs.passes, len(taken)
-        rows = sum(passes.further(now.load, count)[:count]) if taken else 0.0
-        toll = price * rows / count if taken else 0.0
         worth = dict.fromkeys(now.asked, 0.0)
-        for value, place, _ in taken:
-            name = names[place]
+        for value, place in zip(weighed.taken.values, weighed.taken.places, strict=True):
+            name = weighed.requests[place]
             if name in worth:
-                worth[name] += -value - toll
+                worth[name] -= value + weighed.toll
         for name, new in worth.items():
             self._worths.add(self._states[name], new)
 

@@ -19,6 +19,7 @@ from typing import Protocol
 from sooner.control.belief_native import NativeBeliefs
 from sooner.control.belief_plain import PlainBeliefs
 from sooner.control.protocol import Guess, Tried
+from sooner.control.state import Nodes
 from sooner.native.belief import serves
 
 
@@ -28,9 +29,8 @@ class Beliefs(Protocol):
 
     waiting: set[str]
 
-    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> list[tuple[float, int, int]]:
-        """Of the guesses for these requests the nodes that have a chance of `floor` at least (of drawn ones all):
-        minus the chance that the whole path down to it is accepted, whose guess, which node; best first."""
+    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> Nodes:
+        """Of guesses for these requests the nodes that have a chance of `floor` at least (of drawn ones all)."""
 
     def levels(self, request_ids: Sequence[str], depth: int) -> list[list[float]]:
         """Of each request, for depths 1 to `depth`: the chance that a draft is accepted at least so far; without

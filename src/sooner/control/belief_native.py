@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from sooner.control.belief_plain import TERMS, down
 from sooner.control.protocol import Guess, Tried
+from sooner.control.state import Nodes
 from sooner.native.belief import DRAWN, PLAIN, SCORED, BeliefsInC, Told
 
 
@@ -18,12 +19,12 @@ class NativeBeliefs:
         self._free: list[int] = []
         self.waiting: set[str] = set()
 
-    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> list[tuple[float, int, int]]:
+    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> Nodes:
         told, most = Told(), 0
         for name, guess in guesses:
             self._guess(told, name, guess)
             most += len(guess.tokens)
-        return self._beliefs.weigh(told, most, floor)
+        return Nodes(*self._beliefs.weigh(told, most, floor))
 
     def levels(self, request_ids: Sequence[str], depth: int) -> list[list[float]]:
         odds = self._beliefs.levels(depth)

@@ -10,6 +10,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from sooner.control.protocol import Guess, Tried
+from sooner.control.state import Nodes
 from sooner.native.belief import BUCKETS, RANKS, SAID, Terms
 
 ROOT = -1
@@ -139,13 +140,15 @@ class PlainBeliefs:
         self._shapes: dict[int, _Known] = {}
         self.waiting: set[str] = set()
 
-    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> list[tuple[float, int, int]]:
+    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> Nodes:
         nodes: list[tuple[float, int, int]] = []
         for place, (name, guess) in enumerate(guesses):
             chances = self.survivals(name, guess, floor)
             nodes += [(-chance, place, node) for node, chance in enumerate(chances) if chance]
         nodes.sort()
-        return nodes
+        return Nodes(
+            [value for value, _, _ in nodes], [place for _, place, _ in nodes], [node for *_, node in nodes]
+        )
 
     def survivals(self, request_id: str, guess: Guess, floor: float = 0.0) -> list[float]:
         shift = self._of(request_id).shift

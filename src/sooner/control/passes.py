@@ -9,6 +9,7 @@ and only the doubt about both at once lets the next pass of another size tell.
 from __future__ import annotations
 
 import math
+from array import array
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from itertools import pairwise
@@ -21,6 +22,7 @@ from numpy.typing import NDArray
 from sooner.control.filter import TIMER, Filter, Prior, begin
 from sooner.control.saved import STALE, floats
 from sooner.errors import ConfigError
+from sooner.native.price import RowsInC, Shape, serves
 
 KNOTS = (0, 4, 8, 16, 32, 64, 128, 512)  # rows at which the slope may change
 _COUNTED = 64  # rows up to which every number of them is looked at by itself
@@ -39,6 +41,9 @@ _ALIKE_ERRORS = 0.3  # how alike the errors of the first guess of two coefficien
 _JUMP, _BASE_JUMP = 0.2, 0.3
 
 
+_NONE = array("d")
+
+
 class Load(NamedTuple):
     """What a pass has to do: rows, requests they belong to, and tokens in all lanes."""
 
@@ -51,6 +56,7 @@ _SEGMENTS = tuple((low, high - low) for low, high in pairwise((*KNOTS, 2**31)))
 _SIZE = len(KNOTS) + 3  # coefficients of the line
 _BASE = 1  # where they begin among what is estimated; the pace comes before, departures by rows after them
 _LINE = slice(_BASE, _BASE + _SIZE)
+_SHAPE = Shape(KNOTS, _BASE + 1, _COUNTED, _TILE, _NEAR, _LEAST_RISE)
 _JUMPS = (_JUMP, _BASE_JUMP, *[0.0] * (_SIZE - 1))
 
 
@@ -65,6 +71,10 @@ def _read(load: Load) -> float:
     return load.rows * load.context / (1000 * max(load.requests, 1))
 
 
+def _nowhere() -> array[int]:
+    return array("q", [-1] * (_COUNTED + 1))
+
+
 def _alike(load: Load) -> tuple[int, int, int]:
     return load.rows, load.requests, load.context // (_ALIKE * max(load.requests, 1))
 
@@ -76,9 +86,10 @@ class PassCost:
         self._filter: Filter = begin(Prior((), np.zeros((0, 0)), (), _SIZE, _JUMPS))
         self._mean = self._filter.mean  # the log of the pace, the line, the log of each departure
         self._times = [0] * (_COUNTED + 1)  # passes of just so many rows that were measured
-        self._apart: dict[int, int] = {}  # by rows, as far as they were seen: where its departure is
+        self._apart = _nowhere()  # by rows: where its departure is, -1 where none was seen
+        self._rows = RowsInC(_SHAPE, self._apart) if serves() else None
         self._found: dict[tuple[int, int, int], float] = {}  # until more is learnt
-        self._further: dict[tuple[int, int, int], list[float]] = {}
+        self._further: dict[tuple[int, int, int], array[float]] = {}
         self.seen = 0
         self.plain = 0  # passes measured that held no guesses and no prompts
 
@@ -101,11 +112,11 @@ class PassCost:
             found = self._found[key] = max(self._line(_features(load)) * self._share(load.rows), TIMER)
         return found
 
-    def further(self, load: Load, count: int) -> Sequence[float]:
+    def further(self, load: Load, count: int) -> array[float]:
         """Seconds of each row more than the pass has, `count` of them at least. Never next to nothing: where more
         rows were seen to take less time, it is the fewer that were unlucky."""
         key = _alike(load)
-        found = self._further.get(key, [])
+        found = self._further.get(key, _NONE)
         if len(found) < count:
             found = self._further[key] = self._rise(load, max(count, 2 * len(found), 16))
         return found
@@ -115,23 +126,27 @@ class PassCost:
 
     def _share(self, rows: int) -> float:
         """What passes of so many rows take now, of what the line says."""
-        at = self._apart.get(rows)
-        return math.exp(self._mean[0] + (self._expected(rows) if at is None else self._mean[at]))
+        at = self._apart[rows] if rows <= _COUNTED else -1
+        return math.exp(self._mean[0] + (self._expected(rows) if at < 0 else self._mean[at]))
 
     def _expected(self, rows: int) -> float:
         """The departure of so many rows, by that of the nearest number of the same tile that was seen."""
         first = (rows - 1) // _TILE * _TILE + 1
-        near = [seen for seen in range(first, first + _TILE) if seen in self._apart] if rows <= _COUNTED else []
+        last = min(first + _TILE - 1, _COUNTED)
+        near = [seen for seen in range(first, last + 1) if self._apart[seen] >= 0] if rows <= _COUNTED else []
         if not near:
             return 0.0
         nearest = min(near, key=lambda seen: abs(seen - rows))
         return self._mean[self._apart[nearest]] * _NEAR ** abs(nearest - rows)
 
-    def _rise(self, load: Load, count: int) -> list[float]:
+    def _rise(self, load: Load, count: int) -> array[float]:
         if not self._mean:
-            return [1 / 64] * count
-        line, slopes = self._line(_features(load)), self._mean[_BASE + 1 : _BASE + 1 + len(KNOTS)]
+            return array("d", [1 / 64] * count)
+        line = self._line(_features(load))
         keys = self._mean[_BASE + _SIZE - 1] * load.context / (1000 * max(load.requests, 1))
+        if self._rows is not None and isinstance(self._mean, array):
+            return self._rows.rise(self._mean, load.rows, line, keys, count)
+        slopes = self._mean[_SHAPE.slope : _SHAPE.slope + len(KNOTS)]
         segment, pace = bisect_right(KNOTS, load.rows) - 1, math.exp(self._mean[0])
         totals, least = [], []
         for rows in range(load.rows, load.rows + count + 1):
@@ -143,7 +158,7 @@ class PassCost:
             least.append(_LEAST_RISE * pace * row)
         for i in range(count - 1, -1, -1):
             totals[i] = min(totals[i], totals[i + 1] - least[i])
-        return [after - before for before, after in pairwise(totals)]
+        return array("d", [after - before for before, after in pairwise(totals)])
 
     def observe(self, load: Load, seconds: float) -> None:
         """Learn from one measurement."""
@@ -167,8 +182,8 @@ class PassCost:
 
     def _departure(self, rows: int, mean: float | None = None) -> int:
         """Where that of so many rows is, from now on; at first `mean`, or as those of its tile suggest."""
-        found = self._apart.get(rows)
-        if found is None:
+        found = self._apart[rows]
+        if found < 0:
             first = self._expected(rows) if mean is None else mean
             found = self._apart[rows] = self._filter.add(first, _APART**2, _APART_DRIFT**2)
         return found
@@ -184,7 +199,8 @@ class PassCost:
         drift = [_PACE_DRIFT**2, *((_SHAPE_DRIFT * r) ** 2 for r in room)]
         self._filter, self._room = begin(Prior((0.0, *line), whole, drift, _SIZE, _JUMPS)), list(room)
         self._mean = self._filter.mean
-        self._times, self._apart = [0] * (_COUNTED + 1), {}
+        self._times = [0] * (_COUNTED + 1)
+        self._apart[:] = _nowhere()
 
     def saved(self) -> dict[str, object] | None:
         if not self._mean:
@@ -195,7 +211,7 @@ class PassCost:
             "plain": self.plain,
             "line": [pace * one for one in self._mean[_LINE]],
             "room": [pace * one for one in self._room],
-            "apart": [[rows, self._mean[at], self._times[rows]] for rows, at in self._apart.items()],
+            "apart": [[rows, self._mean[at], self._times[rows]] for rows, at in enumerate(self._apart) if at >= 0],
         }
 
     def restore(self, saved: object) -> None:

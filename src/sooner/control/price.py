@@ -5,31 +5,45 @@ The price of a second is the text that the whole batch writes in it.
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterable, Sequence
+from typing import NamedTuple
 
 from sooner.control.passes import Load, PassCost
 from sooner.control.state import Now
+from sooner.native.price import serves
+from sooner.native.price import worth as worth_in_c
 
 MARGIN = 1.06  # by which a node has to be worth more than its row: of many, those look best that are overrated
 
 
-def worth_their_rows(values: Sequence[float], now: Now, fixed: int, passes: PassCost) -> tuple[int, float]:
-    """How many of the nodes, best first, are worth their rows; and the price of a second that says so.
+class Worth(NamedTuple):
+    """nodes: how many are worth their rows, the best ones first; price: of a second; seconds: of their rows."""
+
+    nodes: int
+    price: float
+    seconds: float
+
+
+def worth_their_rows(values: Sequence[float], now: Now, fixed: int, passes: PassCost) -> Worth:
+    """How many of the nodes are worth their rows. values: minus the chances, best first; fixed: rows beside them.
 
     The price is what the batch writes a second over some time, at most what it can write in this pass.
     """
     if not values or not now.ready:
-        return 0, now.price
+        return Worth(0, now.price, 0.0)
     costs = passes.further(_more(now.load, fixed), len(values))
     alone = costs if now.load == now.decode else passes.further(_more(now.decode, fixed), len(values))
+    if serves():
+        given = values if isinstance(values, array) else array("d", values)
+        return Worth(*worth_in_c(given, costs, alone, (now.ready, now.decode_s, now.price, now.rate, MARGIN)))
     price = max(min(now.price, _best_ratio(values, alone, now.ready, now.decode_s)), now.rate)
-    toll = MARGIN * price
     best, count, gain = 0.0, 0, 0.0
     for n, (value, cost) in enumerate(zip(values, costs, strict=False), 1):
-        gain += value - toll * cost
+        gain -= value + MARGIN * price * cost
         if gain > best:
             best, count = gain, n
-    return count, price
+    return Worth(count, price, sum(costs[:count]))
 
 
 def worth_asking(worths: Sequence[tuple[float | None, str]], one: float, two: float) -> list[str]:
@@ -57,7 +71,7 @@ def _best_ratio(values: Sequence[float], costs: Iterable[float], ready: int, sec
     tokens = float(ready)
     best = tokens / seconds
     for value, cost in zip(values, costs, strict=False):
-        tokens += value
+        tokens -= value
         seconds += cost
         if tokens > best * seconds:
             best = tokens / seconds

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from operator import mul
 from typing import NamedTuple
 
 from sooner.control.passes import Load
@@ -74,18 +75,31 @@ class Now:
     depth: int = 0
 
 
+class Nodes(NamedTuple):
+    """Nodes of guesses, the best first. values: minus the chance that the whole path down to each is accepted;
+    places: whose guess it is of, among those that were weighed; nodes: which it is."""
+
+    values: Sequence[float]
+    places: Sequence[int]
+    nodes: Sequence[int]
+
+    def first(self, count: int) -> Nodes:
+        """The best ones."""
+        return Nodes(self.values[:count], self.places[:count], self.nodes[:count])
+
+
 class Weighed(NamedTuple):
-    """The nodes that were kept, as (-chance, place among the requests, node), and the price of a second that chose
-    them."""
+    """The nodes that were kept, of the guesses of these requests; toll: what each takes, in tokens."""
 
     requests: Sequence[str]
-    taken: Sequence[tuple[float, int, int]]
-    price: float
+    taken: Nodes
+    toll: float
 
     def disappointed(self, accepted: int) -> bool:
         """Whether so many accepted guesses are far fewer than the chances said."""
-        chances = [-value for value, _, _ in self.taken]
-        return sum(chances) - accepted > 1 + FAR * math.sqrt(sum(chance * (1 - chance) for chance in chances))
+        values = self.taken.values
+        expected = -sum(values)
+        return expected - accepted > 1 + FAR * math.sqrt(expected - sum(map(mul, values, values)))
 
 
 class Lesson(NamedTuple):

@@ -80,8 +80,8 @@ class BeliefsInC:
         if getattr(self, "_at", None):
             self._library.beliefs_free(self._at)
 
-    def weigh(self, told: Told, most: int, floor: float) -> list[tuple[float, int, int]]:
-        """Nodes that have a chance, best first: minus the chance, whose guess, which node. most: nodes told."""
+    def weigh(self, told: Told, most: int, floor: float) -> tuple[array[float], array[int], array[int]]:
+        """Of nodes that have a chance, best first: minus it, whose guess, which node. most: nodes told."""
         if most > len(self._value):
             self._value, self._where = _doubles(2 * most), array("q", bytes(32 * most))
         row, scores = array("q", told.row), array("d", told.scores)
@@ -89,7 +89,7 @@ class BeliefsInC:
         found = self._weigh(self._at, told.count, _place(row), _place(scores), floor, _place(value), _place(where))
         if found < 0:
             raise MemoryError(_NO_MEMORY)
-        return list(zip(value[:found], where[0 : 2 * found : 2], where[1 : 2 * found : 2], strict=True))
+        return value[:found], where[0 : 2 * found : 2], where[1 : 2 * found : 2]
 
     def learn(self, told: Told) -> list[int]:
         """Of each request how many guesses not verified were right, then whether one is still being compared."""
