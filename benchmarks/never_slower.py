@@ -21,7 +21,7 @@ Drafters: `--draft` for text (default auto, with what comes with the package); s
 always right, and wrong for half of `--max-tokens` and right from there on. k = 2, 4, 8 guesses a step, of the
 same drafter. Every text is compared with that of plain decoding, as far as it got.
 Last line: JSON with worst_ratio (adaptive over plain, the worst cell), geomean_ratio, worst_best_ratio (adaptive
-over the best fixed setting), equal.
+over the best fixed setting), controller (its share of the time of adaptive's steps, of all cells together), equal.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ from sooner.control.adaptive import AdaptiveController
 from sooner.control.cost import Costs
 from sooner.control.fixed import FixedController
 from sooner.control.passes import PassCost
-from sooner.control.protocol import Controller
+from sooner.control.protocol import Controller, StepRecord
 from sooner.core.tree import Draft, chain
 from sooner.draft import registry
 from sooner.draft.none import NoDrafter
@@ -141,13 +141,21 @@ class Bench:
         self.controllers: dict[str, Controller] = {"plain": FixedController(Budget.chain(0))}
         self.controllers |= {f"k={k}": FixedController(Budget(k, limit.width, k)) for k in fixed}
         self.controllers["adaptive"] = AdaptiveController(limit, costs)
+        self.control_s = self.step_s = 0.0  # of adaptive, in this cell
 
     def engines(self, names: Sequence[str]) -> dict[str, Engine]:
         """One for each setting, with a drafter that has seen nothing yet."""
         config = EngineConfig(max_requests=max(CONCURRENCY), step_rows=4096)
         model = self.target.model
         drafters = {name: NoDrafter() if name == "plain" else self._drafter() for name in names}
-        return {n: Engine(model, drafters[n], self.controllers[n], config=config) for n in names}
+        made = {n: Engine(model, drafters[n], self.controllers[n], config=config) for n in names}
+        if "adaptive" in made:
+            made["adaptive"].watch = self._spent
+        return made
+
+    def _spent(self, record: StepRecord) -> None:
+        self.control_s += record.control_s
+        self.step_s += record.step_s
 
     def learn(self, prompts: Sequence[Sequence[int]]) -> None:
         """Plain decoding of all prompts to their ends: the right texts."""
@@ -161,6 +169,7 @@ class Bench:
         names = list(self.controllers)
         rates: dict[str, list[float]] = {name: [] for name in names}
         equal = compared = 0
+        self.control_s = self.step_s = 0.0
         for _ in range(repeats):
             engines = self.engines(names)
             ran = {name: Ran() for name in names}
@@ -185,6 +194,8 @@ class Bench:
             "plain_tok_s": round(statistics.median(rates["plain"]), 2),
             "ratios": {name: round(value, 4) for name, value in ratio.items()},
             "spread": [round(a / b, 3) for a, b in zip(rates["adaptive"], rates["plain"], strict=True)],
+            "control_s": self.control_s,
+            "step_s": self.step_s,
             "equal": equal,
             "texts": compared,
         }
@@ -288,13 +299,15 @@ def _merged(paths: Sequence[Path]) -> list[dict]:
 def _print(cells: Sequence[Mapping]) -> None:
     names = list(cells[0]["ratios"])
     table = Table(caption="tokens a second after everybody's first, over plain decoding in the same turn; median")
-    for column in ("workload", "at once", "plain tok/s", *names[1:], "adaptive / best fixed", "equal"):
+    columns = ("workload", "at once", "plain tok/s", *names[1:], "adaptive / best fixed", "controller", "equal")
+    for column in columns:
         table.add_column(column, justify="right" if column != "workload" else "left")
     for cell in cells:
         ratios = cell["ratios"]
         shown = [f"{ratios[name]:.2f}" for name in names[1:]]
-        counts = (f"{_of_best(ratios):.2f}", f"{cell['equal']} of {cell['texts']}")
-        table.add_row(cell["workload"], str(cell["concurrency"]), str(cell["plain_tok_s"]), *shown, *counts)
+        share = cell["control_s"] / cell["step_s"]
+        more = (f"{_of_best(ratios):.2f}", f"{100 * share:.1f} %", f"{cell['equal']} of {cell['texts']}")
+        table.add_row(cell["workload"], str(cell["concurrency"]), str(cell["plain_tok_s"]), *shown, *more)
     Console(width=120).print(table)
 
 
@@ -309,6 +322,7 @@ def _summary(cells: Sequence[Mapping]) -> dict:
         "worst_ratio": round(min(adaptive), 4),
         "geomean_ratio": round(math.exp(statistics.fmean(map(math.log, adaptive))), 4),
         "worst_best_ratio": round(min(_of_best(cell["ratios"]) for cell in cells), 4),
+        "controller": round(sum(c["control_s"] for c in cells) / sum(c["step_s"] for c in cells), 4),
         "equal": sum(cell["equal"] for cell in cells),
         "texts": sum(cell["texts"] for cell in cells),
     }

@@ -36,7 +36,7 @@ TABLE: dict[str, set[str]] = {
     },
     # llm: the target writes its own text. draft: a warm table is tried by the sources that read it.
     "train": {"train", "heads", "model", "llm", "draft", "core"},
-    "control": {"control", "native.filter", "native.belief", "native.price"},
+    "control": {"control", "native.control", "native.filter", "native.belief", "native.price"},
     "engine": {"engine", "control", "draft.protocol", "model.protocol", "model.lanes", "core", "native.law"},
     "shipped": {"draft.registry"},
     "budgets": set(),

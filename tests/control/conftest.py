@@ -6,13 +6,13 @@ import pytest
 
 from sooner.control import belief as beliefs
 from sooner.control import filter as filters
-from sooner.control import passes, price
+from sooner.control import passes
 
 
 @pytest.fixture(autouse=True, params=["in C", "in Python"])
 def counting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in Python":
-        for module in (filters, beliefs, passes, price):
+        for module in (filters, beliefs, passes):
             monkeypatch.setattr(module, "serves", lambda: False)
     elif not filters.serves():
         pytest.skip("no compiler here")

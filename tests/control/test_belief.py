@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from random import Random
 
 import pytest
@@ -9,6 +10,8 @@ import pytest
 from sooner.control.belief import Beliefs, begin
 from sooner.control.belief_plain import PlainBeliefs
 from sooner.control.protocol import Guess, Tried
+from sooner.control.state import Nodes
+from sooner.native.belief import Prices
 
 CHAIN = Guess((1, 2, 3, 4), (-1, 0, 1, 2))
 TREE = Guess((1, 9, 2, 8), (-1, -1, 0, 0))
@@ -21,7 +24,8 @@ def offered(token: int) -> Guess:
 
 def survivals(beliefs: Beliefs, name: str, guess: Guess) -> list[float]:
     """The chance of each node."""
-    weighed = beliefs.weigh([(name, guess)], 0.0)
+    free = Prices(array("d", [0.0] * len(guess)), array("d", [0.0] * len(guess)), 1, 0.01, 100.0, 100.0, 1.0)
+    weighed, _ = beliefs.weigh([(name, guess)], 0.0, free)
     found = {node: -value for value, node in zip(weighed.values, weighed.nodes, strict=True)}
     return [found.get(node, 0.0) for node in range(len(guess))]
 
@@ -177,18 +181,34 @@ def random_tried(random: Random, name: str) -> Tried:
     return Tried(name, tuple(guess.tokens[node] for node in path) + more, guess, tuple(kept), tuple(path))
 
 
+def random_prices(random: Random, most: int) -> Prices:
+    costs = array("d", [random.uniform(0.0, 0.002) for _ in range(most + random.randint(0, 2))])
+    alone = costs if random.random() < 0.5 else array("d", [0.7 * cost for cost in costs])
+    ready = random.randint(1, 4)
+    rate = ready / 0.01
+    return Prices(costs, alone, ready, 0.01, rate * random.uniform(1, 3), rate, 1.06)
+
+
+def by_node(nodes: Nodes) -> dict[tuple[int, int], float]:
+    return dict(zip(zip(nodes.places, nodes.nodes, strict=True), nodes.values, strict=True))
+
+
 @pytest.mark.parametrize("seed", range(4))
 def test_in_c_and_in_python_they_learn_and_tell_the_same(seed: int) -> None:
     random, one, plain = Random(seed), begin(), PlainBeliefs()
+    some = 0
     for turn in range(300):
         asked = [(f"r{random.randint(0, 5)}", random_guess(random)) for _ in range(random.randint(0, 4))]
+        prices = random_prices(random, sum(len(guess) for _, guess in asked))
         for floor in (0.0, 0.02):
-            told, expected = one.weigh(asked, floor), plain.weigh(asked, floor)
-            assert list(zip(*told, strict=True)) == sorted(zip(*told, strict=True))
-            by_node, by_node_too = (
-                dict(zip(zip(n.places, n.nodes, strict=True), n.values, strict=True)) for n in (told, expected)
+            (told, worth), (expected, worth_too) = (
+                one.weigh(asked, floor, prices),
+                plain.weigh(asked, floor, prices),
             )
-            assert by_node == pytest.approx(by_node_too, rel=1e-9)
+            assert list(zip(*told, strict=True)) == sorted(zip(*told, strict=True))
+            assert by_node(told) == pytest.approx(by_node(expected), rel=1e-9)
+            assert worth == pytest.approx(worth_too, rel=1e-9)
+            some += 0 < worth.nodes < len(told.values)
         tried = [random_tried(random, f"r{i}") for i in random.sample(range(6), random.randint(0, 5))]
         assert one.learn(tried) == plain.learn(tried)
         assert one.waiting == plain.waiting
@@ -199,3 +219,4 @@ def test_in_c_and_in_python_they_learn_and_tell_the_same(seed: int) -> None:
             one.levels(["r0", "new"], 16), plain.levels(["r0", "new"], 16), strict=True
         ):
             assert levels == pytest.approx(expected_levels, rel=1e-9)
+    assert some > 50

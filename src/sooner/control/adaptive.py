@@ -18,7 +18,7 @@ from sooner.control.belief import begin
 from sooner.control.cost import Asked, Costs
 from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.passes import Load
-from sooner.control.price import MARGIN, worth_asking, worth_their_rows
+from sooner.control.price import MARGIN, prices, worth_asking
 from sooner.control.protocol import Guess, Note, StepRecord, Tried, View
 from sooner.control.questions import Questions
 from sooner.control.shapes import Shapes, levels
@@ -228,9 +228,10 @@ class AdaptiveController:
             return self._nothing(views)
         now = self._now or self._prepare(views)
         free = [i for i, view in enumerate(views) if view.speculation == "auto"]
-        nodes = self.beliefs.weigh([(views[i].request_id, guesses[i]) for i in free], _NEGLIGIBLE)
-        fixed = sum(len(guess) for i, guess in enumerate(guesses) if views[i].speculation != "auto")
-        worth = worth_their_rows(nodes.values, now, fixed, self.costs.passes)
+        offered = [(views[i].request_id, guesses[i]) for i in free]
+        most = sum(len(guess.tokens) for _, guess in offered)
+        fixed = sum(len(guess.tokens) for guess in guesses) - most
+        nodes, worth = self.beliefs.weigh(offered, _NEGLIGIBLE, prices(most, now, fixed, self.costs.passes))
         count = self._probe(worth.nodes, len(nodes.values), drawn=any(guess.drawn for guess in guesses))
         taken = nodes.first(count)
         kept: dict[int, list[int]] = {i: [] for i in free}

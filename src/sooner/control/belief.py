@@ -1,4 +1,4 @@
-"""How likely each node of a draft is to be accepted, learnt from what became of earlier ones. Knows no costs.
+"""How likely each node of a draft is to be accepted, learnt from what became of earlier ones. Knows no pass.
 
 A node's chance, given that its parent was accepted, is what the drafter's score says of it, as far as such scores
 proved true (or, without scores, what nodes of its depth and place among its siblings came to), over all requests;
@@ -19,8 +19,9 @@ from typing import Protocol
 from sooner.control.belief_native import NativeBeliefs
 from sooner.control.belief_plain import PlainBeliefs
 from sooner.control.protocol import Guess, Tried
-from sooner.control.state import Nodes
-from sooner.native.belief import serves
+from sooner.control.state import Nodes, Worth
+from sooner.native.belief import Prices
+from sooner.native.control import serves
 
 
 class Beliefs(Protocol):
@@ -29,8 +30,9 @@ class Beliefs(Protocol):
 
     waiting: set[str]
 
-    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> Nodes:
-        """Of guesses for these requests the nodes that have a chance of `floor` at least (of drawn ones all)."""
+    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float, prices: Prices) -> tuple[Nodes, Worth]:
+        """Of guesses for these requests the nodes that have a chance of `floor` at least (of drawn ones all), and
+        how many of them are worth what rows cost. prices: for as many rows as there are nodes."""
 
     def levels(self, request_ids: Sequence[str], depth: int) -> list[list[float]]:
         """Of each request, for depths 1 to `depth`: the chance that a draft is accepted at least so far; without

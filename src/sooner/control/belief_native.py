@@ -1,4 +1,4 @@
-"""Chances of guesses, learnt and told in C: native/belief.c. Knows no costs. belief.py says what they are."""
+"""Chances of guesses, learnt and told in C: native/belief.h. Knows no pass. belief.py says what they are."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from sooner.control.belief_plain import TERMS, down
 from sooner.control.protocol import Guess, Tried
-from sooner.control.state import Nodes
-from sooner.native.belief import DRAWN, PLAIN, SCORED, BeliefsInC, Told
+from sooner.control.state import Nodes, Worth
+from sooner.native.belief import DRAWN, PLAIN, SCORED, BeliefsInC, Prices, Told
 
 
 class NativeBeliefs:
@@ -19,12 +19,13 @@ class NativeBeliefs:
         self._free: list[int] = []
         self.waiting: set[str] = set()
 
-    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> Nodes:
+    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float, prices: Prices) -> tuple[Nodes, Worth]:
         told, most = Told(), 0
         for name, guess in guesses:
             self._guess(told, name, guess)
             most += len(guess.tokens)
-        return Nodes(*self._beliefs.weigh(told, most, floor))
+        nodes, worth = self._beliefs.weigh(told, most, floor, prices)
+        return Nodes(*nodes), Worth(*worth)
 
     def levels(self, request_ids: Sequence[str], depth: int) -> list[list[float]]:
         odds = self._beliefs.levels(depth)

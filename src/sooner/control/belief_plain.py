@@ -1,4 +1,4 @@
-"""How likely nodes of drafts are, learnt and told in Python: the oracle of belief_native.py. Knows no costs.
+"""How likely nodes of drafts are, learnt and told in Python: the oracle of belief_native.py. Knows no pass.
 
 belief.py says what they are.
 """
@@ -9,9 +9,10 @@ import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
+from sooner.control.price import worth_their_rows
 from sooner.control.protocol import Guess, Tried
-from sooner.control.state import Nodes
-from sooner.native.belief import BUCKETS, RANKS, SAID, Terms
+from sooner.control.state import Nodes, Worth
+from sooner.native.belief import BUCKETS, RANKS, SAID, Prices, Terms
 
 ROOT = -1
 
@@ -140,15 +141,15 @@ class PlainBeliefs:
         self._shapes: dict[int, _Known] = {}
         self.waiting: set[str] = set()
 
-    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float) -> Nodes:
+    def weigh(self, guesses: Sequence[tuple[str, Guess]], floor: float, prices: Prices) -> tuple[Nodes, Worth]:
         nodes: list[tuple[float, int, int]] = []
         for place, (name, guess) in enumerate(guesses):
             chances = self.survivals(name, guess, floor)
             nodes += [(-chance, place, node) for node, chance in enumerate(chances) if chance]
         nodes.sort()
-        return Nodes(
-            [value for value, _, _ in nodes], [place for _, place, _ in nodes], [node for *_, node in nodes]
-        )
+        values = [value for value, _, _ in nodes]
+        found = Nodes(values, [place for _, place, _ in nodes], [node for *_, node in nodes])
+        return found, worth_their_rows(values, prices)
 
     def survivals(self, request_id: str, guess: Guess, floor: float = 0.0) -> list[float]:
         shift = self._of(request_id).shift

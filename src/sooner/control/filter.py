@@ -3,7 +3,7 @@
 It needs no phase of its own to calibrate; an outlier moves it by a bounded amount, and several surprises of one
 kind are a change and are followed.
 
-In numpy, and in C (native/filter.c) where there is a compiler: learning comes between two passes of the target,
+In numpy, and in C (native/control.c) where there is a compiler: learning comes between two passes of the target,
 when nothing of it is in the processor's caches, and then a dozen calls of numpy take longer than their work.
 """
 
@@ -17,7 +17,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from sooner.native.filter import Bounds, FilterInC, serves
+from sooner.native.control import serves
+from sooner.native.filter import Bounds, FilterInC
 
 TIMER = 2e-5  # seconds no measurement is better than
 # Deviations of a surprise, how many of them in a row are a change, and deviations beyond which one counts no more.

@@ -22,7 +22,8 @@ from numpy.typing import NDArray
 from sooner.control.filter import TIMER, Filter, Prior, begin
 from sooner.control.saved import STALE, floats
 from sooner.errors import ConfigError
-from sooner.native.price import RowsInC, Shape, serves
+from sooner.native.control import serves
+from sooner.native.price import RowsInC, Shape
 
 KNOTS = (0, 4, 8, 16, 32, 64, 128, 512)  # rows at which the slope may change
 _COUNTED = 64  # rows up to which every number of them is looked at by itself

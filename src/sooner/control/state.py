@@ -88,6 +88,14 @@ class Nodes(NamedTuple):
         return Nodes(self.values[:count], self.places[:count], self.nodes[:count])
 
 
+class Worth(NamedTuple):
+    """nodes: how many are worth their rows, the best ones first; price: of a second; seconds: of their rows."""
+
+    nodes: int
+    price: float
+    seconds: float
+
+
 class Weighed(NamedTuple):
     """The nodes that were kept, of the guesses of these requests; toll: what each takes, in tokens."""
 

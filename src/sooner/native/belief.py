@@ -1,24 +1,24 @@
-"""Python's side of belief.c: chances of guesses of requests known by numbers. Knows no policy and no costs."""
+"""Python's side of belief.h: chances of guesses of requests known by numbers. Knows no policy and no costs."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
+import struct
 from array import array
 from collections.abc import Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import astuple, dataclass
-from typing import Any
+from typing import NamedTuple
 
-from sooner.native import build
+from sooner.native.control import library, place
 
 PLAIN, SCORED, DRAWN = range(3)  # kinds of guesses: without scores, with them, drawn at random
-RANKS, BUCKETS, SAID = 4, 10, 4  # as in belief.c
+RANKS, BUCKETS, SAID = 4, 10, 4  # as in belief.h
 
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The constants of control/belief.py, in the order of belief.c."""
+    """The constants of control/belief.py, in the order of belief.h."""
 
     memory: float
     prior: float
@@ -39,8 +39,33 @@ class _Terms(Structure):
     _fields_ = [(name, c_double) for name in Terms.__dataclass_fields__]
 
 
+class Prices(NamedTuple):
+    """What nodes are weighed against: seconds of each row more, in this pass and in one without prompts; tokens
+    and seconds of that one without guesses; what a second is worth in tokens, at most and at least; by how much a
+    node has to be worth more than its row."""
+
+    costs: array[float]
+    alone: array[float]
+    ready: int
+    seconds: float
+    most: float
+    least: float
+    margin: float
+
+
+class _Weighed(Structure):
+    _fields_ = [
+        ("price", c_double),
+        ("seconds", c_double),
+        ("nodes", c_int64),
+        ("worth", c_int64),
+        ("value", c_void_p),
+        ("where", c_void_p),
+    ]
+
+
 class Told:
-    """Guesses of requests, one after another, as belief.c reads them."""
+    """Guesses of requests, one after another, as belief.h reads them."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -60,18 +85,15 @@ class Told:
         self.row += (len(tokens), len(kept), len(path), *tokens, *kept, *path)
 
 
-def serves() -> bool:
-    """Whether there is a library."""
-    return _library() is not None
-
-
 class BeliefsInC:
     """Raises MemoryError where there is none."""
 
     def __init__(self, terms: Terms) -> None:
-        self._library = _library()
-        self._weigh, self._learn = self._library.beliefs_weigh, self._library.beliefs_learn
+        self._library = library()
+        self._weigh, self._learn = self._library.control_weigh, self._library.beliefs_learn
         self._value, self._where = _doubles(0), array("q")
+        self._weighed = _Weighed()
+        self._found = ctypes.addressof(self._weighed)
         self._at = self._library.beliefs_new(ctypes.byref(_Terms(*astuple(terms))))
         if not self._at:
             raise MemoryError(_NO_MEMORY)
@@ -80,29 +102,36 @@ class BeliefsInC:
         if getattr(self, "_at", None):
             self._library.beliefs_free(self._at)
 
-    def weigh(self, told: Told, most: int, floor: float) -> tuple[array[float], array[int], array[int]]:
-        """Of nodes that have a chance, best first: minus it, whose guess, which node. most: nodes told."""
+    def weigh(
+        self, told: Told, most: int, floor: float, prices: Prices
+    ) -> tuple[tuple[array[float], array[int], array[int]], tuple[int, float, float]]:
+        """Of nodes that have a chance, best first: minus it, whose guess, which node; how many are worth their
+        rows, the price of a second, and the seconds of these rows. most: nodes told."""
+        found = self._weighed
         if most > len(self._value):
             self._value, self._where = _doubles(2 * most), array("q", bytes(32 * most))
+            found.value, found.where = place(self._value), place(self._where)
         row, scores = array("q", told.row), array("d", told.scores)
-        value, where = self._value, self._where
-        found = self._weigh(self._at, told.count, _place(row), _place(scores), floor, _place(value), _place(where))
-        if found < 0:
+        costs, alone, *plain = prices
+        against = _AGAINST.pack(floor, place(costs), place(alone), *plain)
+        if not self._weigh(self._at, told.count, place(row), place(scores), against, self._found):
             raise MemoryError(_NO_MEMORY)
-        return value[:found], where[0 : 2 * found : 2], where[1 : 2 * found : 2]
+        count, value, where = found.nodes, self._value, self._where
+        nodes = value[:count], where[0 : 2 * count : 2], where[1 : 2 * count : 2]
+        return nodes, (found.worth, found.price, found.seconds)
 
     def learn(self, told: Told) -> list[int]:
         """Of each request how many guesses not verified were right, then whether one is still being compared."""
         row, scores = array("q", told.row), array("d", told.scores)
         learnt = array("q", bytes(16 * told.count))
-        if not self._learn(self._at, told.count, _place(row), _place(scores), _place(learnt)):
+        if not self._learn(self._at, told.count, place(row), place(scores), place(learnt)):
             raise MemoryError(_NO_MEMORY)
         return learnt.tolist()
 
     def levels(self, depth: int) -> list[float]:
         """Log odds that a draft is accepted down to depth 1, 2, ..., given that it was to the one above."""
         odds = _doubles(depth)
-        self._library.beliefs_levels(self._at, depth, _place(odds))
+        self._library.beliefs_levels(self._at, depth, place(odds))
         return odds.tolist()
 
     def shift(self, request: int) -> float:
@@ -114,28 +143,9 @@ class BeliefsInC:
         self._library.beliefs_forget(self._at, request)
 
 
+_AGAINST = struct.Struct("=d2Q5d")
 _NO_MEMORY = "no memory to judge guesses by"
 
 
 def _doubles(count: int) -> array[float]:
     return array("d", bytes(8 * count))
-
-
-def _place(values: Any) -> int:
-    """Where an array lies."""
-    return int(values.buffer_info()[0])
-
-
-@functools.cache
-def _library() -> Any:
-    found = build.library("belief.c")
-    if found is not None:
-        found.beliefs_new.argtypes, found.beliefs_new.restype = [c_void_p], c_void_p
-        found.beliefs_free.argtypes, found.beliefs_free.restype = [c_void_p], None
-        found.beliefs_forget.argtypes, found.beliefs_forget.restype = [c_void_p, c_int64], None
-        found.beliefs_levels.argtypes, found.beliefs_levels.restype = [c_void_p, c_int64, c_void_p], None
-        found.beliefs_shift.argtypes, found.beliefs_shift.restype = [c_void_p, c_int64], c_double
-        found.beliefs_weigh.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_double, c_void_p, c_void_p]
-        found.beliefs_learn.argtypes = [c_void_p, c_int64, c_void_p, c_void_p, c_void_p]
-        found.beliefs_weigh.restype = found.beliefs_learn.restype = c_int64
-    return found

@@ -1,19 +1,17 @@
-"""Python's side of filter.c. Knows not what is estimated."""
+"""Python's side of filter.h. Knows not what is estimated."""
 
 from __future__ import annotations
 
 import ctypes
-import functools
 from array import array
 from collections.abc import Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from sooner.native import build
+from sooner.native.control import library, place
 
 
 class _Filter(Structure):
@@ -33,11 +31,6 @@ class Bounds:
     clip: float
 
 
-def serves() -> bool:
-    """Whether there is a library."""
-    return _library() is not None
-
-
 class FilterInC:
     """control/filter.py says what it does. cov: row after row."""
 
@@ -49,11 +42,11 @@ class FilterInC:
         self._cov, self._drift, self._jumps = array("d", cov), array("d", drift), array("d", jumps)
         self._told = _Filter(line=line, enough=bounds.streak, surprise=bounds.surprise, clip=bounds.clip)
         self._point()
-        self._learn = _library().filter_learn
+        self._learn = library().filter_learn
 
     def learn(self, at: Sequence[int], weights: Sequence[float], off: float, noise: float) -> None:
         places, factors = array("q", at), array("d", weights)
-        self._learn(self._at, places.buffer_info()[0], factors.buffer_info()[0], len(places), off, noise)
+        self._learn(self._at, place(places), place(factors), len(places), off, noise)
 
     def add(self, mean: float, variance: float, drift: float) -> int:
         size = len(self.mean)
@@ -77,14 +70,5 @@ class FilterInC:
         self._along = array("d", bytes(8 * len(self.mean)))
         told, parts = self._told, (self.mean, self._cov, self._drift, self._along, self._jumps)
         told.size = len(self.mean)
-        told.mean, told.cov, told.drift, told.along, told.jump = (part.buffer_info()[0] for part in parts)
+        told.mean, told.cov, told.drift, told.along, told.jump = map(place, parts)
         self._at = ctypes.addressof(told)
-
-
-@functools.cache
-def _library() -> Any:
-    found = build.library("filter.c")
-    if found is not None:
-        found.filter_learn.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_double, c_double]
-        found.filter_learn.restype = None
-    return found

@@ -1,9 +1,6 @@
 /* A Kalman filter that learns from one measurement at a time. Knows no Python and not what it estimates.
  * control/filter.py says what it does, and is its oracle.
  */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
 
 typedef struct {
     int64_t size, line;         /* estimates; those from the second on that are never negative */

@@ -1,10 +1,6 @@
 /* How likely the nodes of drafts are to be accepted, and what passes teach of that. Knows no Python, no costs, and of
  * a request its number alone. control/belief.py says what each part means and gives the constants; it is the oracle.
  */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
-#include <string.h>
 
 #define ROOT (-1)
 #define RANKS 4    /* places among siblings that are told apart */

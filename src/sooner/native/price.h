@@ -1,9 +1,6 @@
 /* What more rows cost, and how many guesses are worth theirs. Knows no Python, no filter and no request.
  * control/passes.py and control/price.py say what each part means and give the constants; they are the oracles.
  */
-#include <math.h>
-#include <stdint.h>
-#include <stdlib.h>
 
 typedef struct {
     const double *mean;              /* estimates: the log of the pace, the line, the log of each departure */
@@ -13,7 +10,7 @@ typedef struct {
     double near, least;
 } Costs;
 
-static double share_of(const Costs *c, int64_t rows) {
+static double share_now(const Costs *c, int64_t rows) {
     if (rows > c->counted) return exp(c->mean[0]);
     if (c->apart[rows] >= 0) return exp(c->mean[0] + c->mean[c->apart[rows]]);
     int64_t first = (rows - 1) / c->tile * c->tile + 1, nearest = -1;
@@ -29,7 +26,7 @@ void price_rise(const Costs *c, int64_t rows, double line, double keys, int64_t 
     int64_t segment = 0;
     while (segment + 1 < c->knots && rows >= c->knot[segment + 1]) segment++;
     for (int64_t i = 0; i <= count; i++) {
-        to[i] = line * share_of(c, rows + i);
+        to[i] = line * share_now(c, rows + i);
         if (segment + 1 < c->knots && rows + i >= c->knot[segment + 1]) segment++;
         line += c->mean[c->slope + segment] + keys;
     }
@@ -44,11 +41,11 @@ void price_rise(const Costs *c, int64_t rows, double line, double keys, int64_t 
 
 typedef struct {
     double ready, seconds, price, rate, margin; /* tokens and seconds of the pass without guesses; see worth_their_rows */
-} Pass;
+} Plain;
 
 /* How many of `count` nodes are worth their rows, the best first; told: the price of a second, seconds of their rows.
  * value: minus the chances; costs, alone: of each row, in this pass and in one without prompts. */
-int64_t price_worth(const double *value, int64_t count, const double *costs, const double *alone, const Pass *p,
+int64_t price_worth(const double *value, int64_t count, const double *costs, const double *alone, const Plain *p,
                     double *told) {
     double tokens = p->ready, seconds = p->seconds, ratio = tokens / seconds, best = 0, gain = 0, rows = 0;
     int64_t worth = 0;
