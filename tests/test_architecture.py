@@ -23,13 +23,14 @@ TABLE: dict[str, set[str]] = {
     "core": {"core", "native"},
     "model": {"model", "core", "native"},
     "heads": {"heads"},
-    # model.linear: the heads' products are packed as the target's are.
+    # model.linear, model.quantize: the heads' weights are packed and made smaller as the target's are.
     "draft": {
         "draft",
         "heads",
         "model.protocol",
         "model.lanes",
         "model.linear",
+        "model.quantize",
         "core",
         "native.eagle",
         "native.joined",

@@ -20,6 +20,7 @@ from sooner.draft.protocol import Context, Outcome
 from sooner.heads.checkpoint import Checkpoint
 from sooner.heads.eagle import EagleConfig, EagleHead, Rope
 from sooner.model.protocol import Ends
+from sooner.model.quantize import to_int8
 
 VOCAB, HIDDEN, LAYERS = 90, 32, 8
 THREE = EagleConfig(
@@ -52,8 +53,10 @@ def some(*shape: int, seed: int) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def drafters(config: EagleConfig, kind: torch.dtype = torch.float32, least: float = 0.0) -> list[EagleDrafter]:
-    """The same random head, run in C and run in torch."""
+def drafters(
+    config: EagleConfig, kind: torch.dtype = torch.float32, least: float = 0.0, quantize: str | None = None
+) -> list[EagleDrafter]:
+    """The same random head, run in C and run in torch; if its weights are quantised, torch's were rounded so."""
     head = EagleHead(config)
     with torch.no_grad():
         for seed, (name, weight) in enumerate(sorted(head.named_parameters())):
@@ -65,13 +68,18 @@ def drafters(config: EagleConfig, kind: torch.dtype = torch.float32, least: floa
         ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))[: config.draft_vocab].sort().values
     embedding, lm_head = some(VOCAB, config.target_hidden, seed=90), some(VOCAB, HIDDEN, seed=91)
     own = None if config.target_hidden == HIDDEN else some(VOCAB, HIDDEN, seed=92)
-    ends = Ends(embedding.to(kind), None, lambda x: x @ lm_head.to(x.dtype).T, lambda: lm_head.to(kind))
+    rounded = copy.deepcopy(head)
+    last = lm_head if quantize is None else to_int8(lm_head).dense()
+    if quantize is not None:
+        for linear in (module for module in rounded.modules() if isinstance(module, torch.nn.Linear)):
+            linear.weight.data = to_int8(linear.weight.data).dense()
     made = [
         EagleDrafter(
-            Checkpoint(copy.deepcopy(head), ids, own, None, {}), ends, layers=LAYERS, vocab=VOCAB, beams=4,
-            least=least, native=native,
+            Checkpoint(one, ids, own, None, {}),
+            Ends(embedding.to(kind), None, lambda x: x @ last.to(x.dtype).T, lambda: lm_head.to(kind)),
+            layers=LAYERS, vocab=VOCAB, beams=4, least=least, native=native, quantize=quantize,
         )
-        for native in (True, False)
+        for one, native in ((copy.deepcopy(head), True), (rounded, False))
     ]  # fmt: skip
     assert [type(drafter._runner) for drafter in made] == [NativeRunner, TorchRunner]
     return made
@@ -111,20 +119,35 @@ def check_alike(draft: Draft, other: Draft, rel: float = 1e-3) -> None:
     assert paths(draft) == pytest.approx(paths(other), rel=rel)
 
 
+def check_near(draft: Draft, other: Draft) -> None:
+    """Rows rounded to 16 bits: log-probabilities that reach -17 here are a little off, and near ties may turn."""
+    found, expected = paths(draft), paths(other)
+    both = found.keys() & expected.keys()
+    assert len(found) == len(expected) > 0
+    assert len(both) > 0.6 * len(found)
+    assert [found[path] for path in both] == pytest.approx([expected[path] for path in both], rel=0.1)
+
+
+@pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("tree", TREES)
 @pytest.mark.parametrize("name", CONFIGS)
-def test_every_switch_drafts_what_torch_does(name: str, tree: str) -> None:
+def test_every_switch_drafts_what_torch_does(name: str, tree: str, quantize: str | None) -> None:
+    """With weights at int8: what torch does with weights that were rounded so."""
     config, text = CONFIGS[name], text_of(23, seed=2)
-    native, torch_ = drafters(config)
+    native, torch_ = drafters(config, quantize=quantize)
     rows = features(config, len(text) - 1, seed=3)
     for drafter in (native, torch_):
         told(drafter, text, rows)
-    check_alike(drafted(native, text, TREES[tree]), drafted(torch_, text, TREES[tree]))
+    check = check_alike if quantize is None else check_near
+    check(drafted(native, text, TREES[tree]), drafted(torch_, text, TREES[tree]))
 
 
+@pytest.mark.parametrize("quantize", [None, "int8"])
 @pytest.mark.parametrize("config", [THREE, ONE], ids=["eagle-3", "eagle-1"])
-def test_requests_drafted_for_together_get_what_torch_gives_each_alone(config: EagleConfig) -> None:
-    native, torch_ = drafters(config, least=0.05)
+def test_requests_drafted_for_together_get_what_torch_gives_each_alone(
+    config: EagleConfig, quantize: str | None
+) -> None:
+    native, torch_ = drafters(config, least=0.05, quantize=quantize)
     texts = {f"r{i}": text_of(length, seed=i) for i, length in enumerate((2, 9, 40, 17, 5))}
     budgets = [Budget.chain(4), Budget(3, 4, 12), Budget(0, 1, 0), Budget(5, 2, 7), Budget.chain(1)]
     for drafter in (native, torch_):
@@ -136,7 +159,8 @@ def test_requests_drafted_for_together_get_what_torch_gives_each_alone(config: E
         if budget.empty:
             assert draft == alone == EMPTY
         else:
-            check_alike(draft, alone)
+            check = check_alike if quantize is None else check_near
+            check(draft, alone)
 
 
 def test_a_long_prompt_is_made_in_pieces_with_its_neighbours_waiting() -> None:

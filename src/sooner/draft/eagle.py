@@ -45,7 +45,8 @@ class EagleDrafter:
 
     beams: nodes of one level that are expanded. least: drafting goes no deeper once all nodes to be expanded
     together are less likely than this to be reached: a step of the head would cost more than it brings.
-    native: run the head in C where that can be.
+    native: run the head in C where that can be; quantize: with weights at fewer bits then, a kind of
+    model.quantize.KINDS.
     Raises DraftError for a head that does not fit the target, ConfigError for settings without sense.
     """
 
@@ -61,6 +62,7 @@ class EagleDrafter:
         beams: int = 8,
         least: float = 0.1,
         native: bool = True,
+        quantize: str | None = None,
     ) -> None:
         if beams < 1 or not 0 <= least <= 1:
             raise ConfigError(f"eagle needs beams >= 1 and 0 <= least <= 1, got {beams} and {least}.")
@@ -74,6 +76,7 @@ class EagleDrafter:
             ends,
             beams,
             least,
+            quantize,
         )
         self.taps = checkpoint.taps_for(layers)
         self._runner: Runner = NativeRunner(fitted) if native and fits(fitted) else TorchRunner(fitted)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import partial
 from math import exp
 
 import torch
@@ -12,6 +13,7 @@ from sooner.core.tree import EMPTY, Draft
 from sooner.draft.runner import Fitted, Part
 from sooner.heads.eagle import EagleConfig, Norm
 from sooner.model.lanes import LaneCache
+from sooner.model.quantize import panels
 from sooner.native.eagle import Asked, Found, NativeHead, Shape, Weights, serves
 
 _ACTS = ("silu", "gelu_pytorch_tanh")
@@ -35,6 +37,7 @@ class NativeRunner:
             config.rope.frequencies(config.head_dim),
             fitted.beams,
             fitted.least,
+            None if fitted.quantize is None else partial(panels, fitted.quantize),
         )
         self.lanes = LaneCache(1, config.kv_heads, config.head_dim, self._kind)
 

@@ -96,6 +96,7 @@ def _eagle(spec: Spec, target: Model, load: LoadModel) -> Drafter:
         _ends(spec, target),
         layers=target.lanes.store.shape[0],
         vocab=target.vocab_size,
+        quantize="int8",
     )
 
 

@@ -17,7 +17,8 @@ from sooner.model.protocol import Ends
 
 @dataclass(frozen=True, slots=True)
 class Fitted:
-    """A head beside its target: in the target's dtype, on its device. ids: the target's, of each of the head's."""
+    """A head beside its target: in the target's dtype, on its device. ids: the target's, of each of the head's.
+    quantize: weights at fewer bits, where it is run in C."""
 
     head: EagleHead
     embedding: Tensor
@@ -25,6 +26,7 @@ class Fitted:
     ends: Ends
     beams: int
     least: float
+    quantize: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -188,13 +188,9 @@ class NativeModel:
         if gated:
             weight, bias = in_turn(weight.to(dtype), gated), None if bias is None else in_turn(bias, gated)
         if quantize is not None:
-            out, units = weight.shape[0], weight.shape[1] * dtype.itemsize // 4
-            bias_at = None if bias is None else self._packer.keep(bias.float())
+            out, inputs = weight.shape
             small = fewer.panels(quantize, whole_panels(weight.to(dtype)))
-            codes = self._packer.arena.take(small.codes.numel() // 4)
-            codes.copy_(small.codes.view(-1).view(torch.int32))
-            scale = None if small.scale is None else self._packer.keep(small.scale)
-            return Linear(self._packer.keep(codes), bias_at, scale, units, out, small.bits, small.top)
+            return self._packer.fewer(small, bias, (out, inputs), dtype)
         return self._packer.linear(weight, bias, dtype)
 
     def _plain(self, maps: Weights, gated: int) -> Any:

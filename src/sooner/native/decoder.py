@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from ctypes import POINTER, Structure, c_float, c_int32, c_int64, c_void_p
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -59,6 +60,20 @@ class Pass(Structure):
     ]
 
 
+class Panels(Protocol):
+    """Weights at fewer bits, as quantized.h reads them. scale: float32 of each output, or None where it lies with
+    the codes; top: the largest whole number that rows may be rounded to."""
+
+    @property
+    def codes(self) -> Tensor: ...
+    @property
+    def scale(self) -> Tensor | None: ...
+    @property
+    def bits(self) -> int: ...
+    @property
+    def top(self) -> float: ...
+
+
 class Packer:
     """Lays weights out as the C code reads them, and keeps alive what its structures point to."""
 
@@ -81,6 +96,15 @@ class Packer:
             first = start // LANES
             panels[first : first + len(rows) // LANES] = rows.view(-1, LANES, units).transpose(1, 2)
         return Linear(self.keep(panels), None if bias is None else self.keep(bias.float()), None, units, out)
+
+    def fewer(self, panels: Panels, bias: Tensor | None, shape: tuple[int, int], dtype: torch.dtype) -> Linear:
+        """The same of weights at fewer bits. shape: [out, in]; dtype: of the rows."""
+        codes = self.arena.take(panels.codes.numel() // 4)
+        codes.copy_(panels.codes.view(-1).view(torch.int32))
+        scale = None if panels.scale is None else self.keep(panels.scale)
+        units = shape[1] * dtype.itemsize // 4
+        bias_at = None if bias is None else self.keep(bias.float())
+        return Linear(self.keep(codes), bias_at, scale, units, shape[0], panels.bits, panels.top)
 
 
 class Room:

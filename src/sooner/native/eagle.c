@@ -58,6 +58,8 @@ typedef struct {
     Reading *read;
     float *logits, *values; /* [reads, vocab], [reads, beams] */
     int64_t *ids;           /* [reads, beams] */
+    int64_t inputs;         /* of the widest map */
+    char *rounded;          /* where each thread rounds rows by itself, if weights are whole numbers */
 } State;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -106,6 +108,9 @@ static char *lay(const Head *e, const Job *j, State *s, char *at) {
     s->work.mixed = TAKE(elem, most * m->heads * m->dim * sizeof(elem));
     s->work.inner = TAKE(elem, most * m->inner * sizeof(elem));
     s->work.seen = TAKE(Seen, most * sizeof(Seen));
+    s->inputs = larger_of(wide, widest_input(m));
+    s->work.together = TAKE(char, m->head.bits ? rounded_bytes(most, s->inputs) : 0);
+    s->rounded = TAKE(char, m->head.bits ? j->threads * rounded_bytes(ALONE, s->inputs) : 0);
     s->work.own = at;
     for (int64_t i = 0; j->scratch && i < j->requests; i++) { /* without it only the size is asked for */
         s->tree[i] = (Tree){.node = node};
@@ -303,7 +308,7 @@ void draft(const Head *e, const Job *j) {
     plan_true_slots(j, &s);
 #pragma omp parallel num_threads((int)j->threads)
     {
-        Room room = {NULL, NULL, NULL}; /* weights of a head are never quantised, and always packed */
+        Room room = {s.rounded + omp_get_thread_num() * rounded_bytes(ALONE, s.inputs), s.work.together, NULL};
         fuse(e, j, &s.work, s.end, &room);
         while (s.first < s.end) {
             enter(e, &s, &room);

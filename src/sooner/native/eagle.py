@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from array import array
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import Structure, c_double, c_int64, c_void_p
 from dataclasses import dataclass
 from itertools import chain
@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sooner.native import build
-from sooner.native.decoder import LANES, Layer, Linear, Model, Packer, Room, in_turn
+from sooner.native.decoder import LANES, Layer, Linear, Model, Packer, Panels, Room, in_turn, whole_panels
 
 _ANGLES = 1024  # positions that the rotary table grows by
 
@@ -113,19 +113,24 @@ def serves(shape: Shape, dtype: torch.dtype) -> bool:
 
 
 class NativeHead:
-    """A head ready to draft. frequencies: float32 [dim / 2], radians a place. beams, least: see EagleDrafter."""
+    """A head ready to draft. frequencies: float32 [dim / 2], radians a place. beams, least: see EagleDrafter.
+    smaller: of a weight whose rows are whole panels, what it is at fewer bits; None = weights as they are."""
 
-    def __init__(self, shape: Shape, weights: Weights, frequencies: Tensor, beams: int, least: float) -> None:
+    def __init__(
+        self, shape: Shape, weights: Weights, frequencies: Tensor, beams: int, least: float,
+        smaller: Callable[[Tensor], Panels] | None = None,
+    ) -> None:  # fmt: skip
         self._beams, self._least, self._frequencies = beams, least, frequencies
         self._packer, self._room = Packer(), Room()
         self._angles = torch.empty((2, 0, shape.dim))
         w, s, kind = weights, shape, weights.embedding.dtype
+        self._smaller = smaller
         self._layer = (Layer * 1)(
             Layer(
-                qkv=self._packer.linear(*w.qkv, kind),
-                o=self._packer.linear(w.out, None, kind),
-                gate_up=self._packer.linear(in_turn(w.gate_up, s.inner), None, kind),
-                down=self._packer.linear(w.down, None, kind),
+                qkv=self._linear(*w.qkv, kind),
+                o=self._linear(w.out, None, kind),
+                gate_up=self._linear(in_turn(w.gate_up, s.inner), None, kind),
+                down=self._linear(w.down, None, kind),
                 before_mlp=self._norm(w.before_mlp),
                 scale=s.dim**-0.5,
             )
@@ -134,10 +139,10 @@ class NativeHead:
             layers=1, hidden=s.hidden, heads=s.heads, kv_heads=s.kv_heads, dim=s.dim, inner=s.inner,
             vocab=s.vocab, gelu=s.gelu, rotary=s.dim, eps=s.eps, embed_scale=1.0,
             embed=self._packer.keep(w.embedding), norm=self._norm(w.norm),
-            head=self._packer.linear(w.head, None, kind), layer=self._layer,
+            head=self._linear(w.head, None, kind), layer=self._layer,
         )  # fmt: skip
         self._head = _Head(
-            body=body, fc=self._packer.linear(*w.fc, kind), stream_norm=self._norm(w.stream_norm),
+            body=body, fc=self._linear(*w.fc, kind), stream_norm=self._norm(w.stream_norm),
             input_norm=self._norm(w.input_norm), token_norm=self._norm(w.token_norm),
             feature_norm=self._norm(w.feature_norm), ids=None if w.ids is None else self._packer.keep(w.ids),
             streams=s.streams, width=s.width, normed_residual=s.normed_residual, norm_output=s.norm_output,
@@ -175,6 +180,12 @@ class NativeHead:
         tokens, parents = wrote[count : count * (1 + most)], wrote[count * (1 + most) :]
         ends = [(i * most, i * most + wrote[i]) for i in range(count)]
         return [Found(tokens[a:b].tolist(), parents[a:b].tolist(), scores[a:b].tolist()) for a, b in ends]
+
+    def _linear(self, weight: Tensor, bias: Tensor | None, kind: torch.dtype) -> Linear:
+        if self._smaller is None:
+            return self._packer.linear(weight, bias, kind)
+        out, inputs = weight.shape
+        return self._packer.fewer(self._smaller(whole_panels(weight.to(kind))), bias, (out, inputs), kind)
 
     def _norm(self, weight: Tensor | None) -> int | None:
         return None if weight is None else self._packer.keep(weight.float())
