@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 
 from sooner.control.cost import Asked, Costs
 from sooner.control.questions import Questions
+from sooner.control.state import State, Worths
 
 PASS = 0.01
 
@@ -70,3 +73,20 @@ def test_wait_says_how_long_nobody_can_be_asked() -> None:
     assert found.wait() == 0
     found.earn(PASS, 1, 1.0)
     assert found.ask(1, 0, 1.0) == 1
+
+
+def test_what_is_right_as_often_as_ever_is_no_news_and_earns_nothing() -> None:
+    """Chat at 32 requests: a third of the guesses that nobody verified were right, and paid for one question after
+    another though none was worth its row."""
+    random, worths = Random(0), Worths()
+    state = worths.begin(State("auto", 0, 0.0, 0.0))
+    told = [worths.is_news(state, random.random() < 0.3) for _ in range(300)]
+    assert sum(told[100:]) < 10
+    assert worths.begin(State("auto", 0, 0.0, 0.0)).right == pytest.approx(0.3, abs=0.1)  # of the next one too
+
+
+def test_what_is_right_after_long_being_wrong_is_news() -> None:
+    worths = Worths()
+    state = worths.begin(State("auto", 0, 0.0, 0.0))
+    assert not any(worths.is_news(state, 0) for _ in range(100))
+    assert all(worths.is_news(state, 1) for _ in range(2))

@@ -122,7 +122,7 @@ class AdaptiveController:
         new = [view for view in views if view.request_id not in self._states and view.whole]
         for view in new:
             began = self._turn, self._plain_s, self._taken_s
-            self._states[view.request_id] = State(view.speculation, *began, worth=self._worths.usual)
+            self._states[view.request_id] = self._worths.begin(State(view.speculation, *began))
         return bool(new)
 
     def _given(self, views: Sequence[View], asked: dict[str, int]) -> list[Budget]:
@@ -378,7 +378,8 @@ class AdaptiveController:
                 self._rest = self._until = 0
             state = self._states.get(tried.request_id)
             if state and not tried.kept:
-                self.questions.reward(right)
+                if self._worths.is_news(state, right):
+                    self.questions.reward(right)
                 # A question that was answered rightly is followed up at once.
                 state.turn = min(state.turn, self._turn - _PAUSE) if right else state.turn
             if state and tried.kept:

@@ -15,14 +15,16 @@ from sooner.params import Speculation
 FIRST_NODES = 4
 SLOW, FAST = 0.12, 0.25  # how fast the worth of a request's answers falls and rises
 USUAL = 0.02  # and that of all
+_RIGHT, _NEWS = 0.05, (0.5, 4.0)  # how fast what is usually right follows; from what on something right is news
 FAR = 3.0  # deviations by which guesses may fall short of what was expected and it is still luck
 
 
 @dataclass(slots=True)
 class State:
-    """What is kept for one request. worth: tokens an answer brought, what its rows cost taken off; wanted: nodes
-    of it that were kept lately, at most; turn: when it was asked last, or came; plain_s, taken_s: the
-    controller's sums when it came; more_s: what its accepted guesses would have taken without."""
+    """What is kept for one request. turn: when it was asked last, or came; plain_s, taken_s: the controller's sums
+    when it came; more_s: what its accepted guesses would have taken without. worth: tokens an answer brought, what
+    its rows cost taken off; right: tokens a step that guesses knew which were not verified; wanted: nodes of an
+    answer that were kept lately, at most."""
 
     asked: Speculation
     turn: int
@@ -30,6 +32,7 @@ class State:
     taken_s: float
     more_s: float = 0.0
     worth: float | None = None
+    right: float = 0.0
     wanted: float = float(FIRST_NODES)
     ever: bool = False
     offered: int = 0
@@ -46,9 +49,24 @@ class State:
 
 @dataclass(slots=True)
 class Worths:
-    """What answers are worth: of each request, and usually, which is what a new one is expected to be."""
+    """What answers are worth: of each request, and usually, which is what a new one is expected to be. right: the
+    same of what guesses knew."""
 
     usual: float | None = None
+    right: float = 0.0
+
+    def begin(self, state: State) -> State:
+        """A new one, expected to be as usual."""
+        state.worth, state.right = self.usual, self.right
+        return state
+
+    def is_news(self, state: State, right: int) -> bool:
+        """Guesses that were not verified knew so many tokens: is that more than usual, so that they may have
+        become worth it? From those that are right as often as ever and do not pay nothing new is learnt."""
+        found = right > _NEWS[0] + _NEWS[1] * state.right
+        state.right += _RIGHT * (right - state.right)
+        self.right += USUAL * (right - self.right)
+        return found
 
     def add(self, state: State, new: float) -> None:
         """An answer was worth so much."""

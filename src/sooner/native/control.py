@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 from array import array
 from ctypes import c_char_p, c_double, c_int64, c_void_p
@@ -22,8 +23,10 @@ def place(values: array[Any]) -> int:
 
 @functools.cache
 def library() -> Any:
-    """control.c, or None where it cannot be had."""
-    found = build.library("control.c")
+    """control.c, or None where it cannot be had. Its calls are short and keep the interpreter's lock: what several
+    controllers share is changed by one at a time."""
+    made = build.library("control.c")
+    found = None if made is None else ctypes.PyDLL(made._name)
     if found is not None:
         found.filter_learn.argtypes = [c_void_p, c_void_p, c_void_p, c_int64, c_double, c_double]
         found.filter_learn.restype = None
