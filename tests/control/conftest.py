@@ -9,10 +9,8 @@ from sooner.control import filter as filters
 from sooner.control import passes
 
 
-@pytest.fixture(autouse=True, params=["in C", "in Python"])
+@pytest.fixture(autouse=True, params=["in C", "in Python"] if filters.serves() else ["in Python"])
 def counting(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     if request.param == "in Python":
         for module in (filters, beliefs, passes):
             monkeypatch.setattr(module, "serves", lambda: False)
-    elif not filters.serves():
-        pytest.skip("no compiler here")

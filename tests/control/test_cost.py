@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 
 import pytest
@@ -34,3 +35,14 @@ def test_asking_costs_the_draft_and_thinking_of_it_before_and_after_the_pass() -
             costs.thinking.observe(Asked(requests, 0.0), 0.0002 + 0.00003 * requests)
     assert costs.asking(4, 3) == pytest.approx(0.004 + 2 * 0.00032, rel=0.1)
     assert costs.asking(0, 3) == 0.0
+
+
+def test_a_server_that_runs_for_weeks_still_knows_what_drafts_cost() -> None:
+    """Pace and parts went apart for ever: after so many calls they were e^-4 and e^4, later 0 and inf."""
+    random, cost = Random(0), DraftCost()
+    for _ in range(30_000):
+        asked = Asked(random.randint(1, 8), random.randint(1, 6))
+        cost.observe(asked, asked.depth * (0.001 + 0.0003 * asked.requests) * math.exp(random.gauss(0, 0.1)))
+    assert cost.seconds(Asked(4, 5)) == pytest.approx(0.011, rel=0.1)
+    assert cost._filter is not None
+    assert abs(cost._filter.mean[0]) < 1.5

@@ -363,8 +363,7 @@ class AdaptiveController:
 
     def _learn(self, lessons: Sequence[Lesson]) -> None:
         """What became of guesses, taken or not."""
-        heard: list[Tried] = []
-        plain: list[float] = []  # seconds of the same pass without guesses
+        heard, plain = list[Tried](), list[float]()  # plain: seconds of the same pass without guesses
         followed = set(self.beliefs.waiting)
         for lesson in lessons:
             for tried in lesson.record.tried:
@@ -373,7 +372,8 @@ class AdaptiveController:
                 if tried.request_id in followed:
                     heard.append(tried)
                     plain.append(lesson.now.plain_s)
-        for tried, plain_s, right in zip(heard, plain, self.beliefs.learn(heard), strict=True):
+        rights = self.beliefs.learn(heard) if heard else []
+        for tried, plain_s, right in zip(heard, plain, rights, strict=True):
             if right:
                 self._rest = self._until = 0
             state = self._states.get(tried.request_id)

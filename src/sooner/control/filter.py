@@ -22,15 +22,15 @@ from sooner.native.filter import Bounds, FilterInC
 
 TIMER = 2e-5  # seconds no measurement is better than
 # Deviations of a surprise, how many of them in a row are a change, and deviations beyond which one counts no more.
-_BOUNDS = Bounds(surprise=1.5, streak=3, clip=2.5)
+_BOUNDS = Bounds(surprise=1.5, streak=3, clip=2.5, far=1.0)
 
 
 @dataclass(frozen=True, slots=True)
 class Prior:
     """What estimates begin as: mean, the doubt about them, and what is added to their variances with each
-    measurement. The first is a pace, then come `line` estimates that are never negative, then others. jumps: when
-    several surprises show that things have changed, the pace may have by so much, and each of the line by such a
-    share of itself."""
+    measurement. The first is the log of a pace, which multiplies the line; then come `line` estimates that are
+    never negative, then others. jumps: when several surprises show that things have changed, the pace may have by so
+    much, and each of the line by such a share of itself."""
 
     mean: Sequence[float]
     cov: NDArray[np.float64]
@@ -92,6 +92,14 @@ class PlainFilter:
         self._cov -= np.outer(along, gain)
         mean = np.array(self.mean) + gain * min(max(off, -most), most)
         _not_negative(mean, self._cov, self._line)
+        if (
+            abs(mean[0]) > _BOUNDS.far
+        ):  # nothing says how much is pace and how much the line, so they go apart for ever
+            scale = np.ones(len(mean))
+            scale[self._line] = math.exp(mean[0])
+            mean *= scale
+            mean[0] = 0.0
+            self._cov *= np.outer(scale, scale)
         self.mean[:] = mean.tolist()
 
     def add(self, mean: float, variance: float, drift: float) -> int:

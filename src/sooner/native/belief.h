@@ -1,5 +1,5 @@
 /* How likely the nodes of drafts are to be accepted, and what passes teach of that. Knows no Python, no costs, and of
- * a request its number alone. control/belief.py says what each part means and gives the constants; it is the oracle.
+ * a request its number alone. control/belief_plain.py says what each part means and gives the constants; it is the oracle.
  */
 
 #define ROOT (-1)

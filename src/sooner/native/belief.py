@@ -18,7 +18,7 @@ RANKS, BUCKETS, SAID = 4, 10, 4  # as in belief.h
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """The constants of control/belief.py, in the order of belief.h."""
+    """The constants of control/belief_plain.py, in the order of belief.h."""
 
     memory: float
     prior: float

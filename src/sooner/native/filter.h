@@ -9,6 +9,7 @@ typedef struct {
     double *along;              /* [size], scratch */
     const double *jump;         /* [1 + line]: what the first may change by, and each of the line as a share of it */
     double surprise, clip;      /* deviations: of a surprise, beyond which it counts no more */
+    double far;                 /* how far the first, the log of a pace, may be from 0 before it goes into the line */
 } Filter;
 
 static double seen_along(const Filter *f, const int64_t *at, const double *weight, int64_t count) {
@@ -44,7 +45,17 @@ static void not_negative(Filter *f) {
     }
     for (int64_t i = 0; i < f->line; i++) part[i] = fmax(part[i], 0);
 }
-/* at, weight: [count]. The log of what was measured is `off` from the sum of weight * mean[at]. */
+/* The pace goes into the line: nothing says how much is which, so they would go apart for ever. */
+static void fold(Filter *f) {
+    double pace = exp(f->mean[0]);
+    f->mean[0] = 0;
+    for (int64_t i = 1; i <= f->line; i++) {
+        f->mean[i] *= pace;
+        for (int64_t j = 0; j < f->size; j++) f->cov[i * f->size + j] *= pace;
+        for (int64_t j = 0; j < f->size; j++) f->cov[j * f->size + i] *= pace;
+    }
+}
+/* at, weight: [count]. What was measured is `off` from the sum of weight * mean[at]. */
 void filter_learn(Filter *f, const int64_t *at, const double *weight, int64_t count, double off, double noise) {
     int64_t n = f->size;
     for (int64_t i = 0; i < n; i++) f->cov[i * n + i] += f->drift[i];
@@ -63,4 +74,5 @@ void filter_learn(Filter *f, const int64_t *at, const double *weight, int64_t co
         f->mean[i] += f->along[i] * gained;
     }
     not_negative(f);
+    if (fabs(f->mean[0]) > f->far) fold(f);
 }

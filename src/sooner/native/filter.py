@@ -18,17 +18,19 @@ class _Filter(Structure):
     _fields_ = [
         *((name, c_int64) for name in ("size", "line", "streak", "enough")),
         *((name, c_void_p) for name in ("mean", "cov", "drift", "along", "jump")),
-        *((name, c_double) for name in ("surprise", "clip")),
+        *((name, c_double) for name in ("surprise", "clip", "far")),
     ]
 
 
 @dataclass(frozen=True, slots=True)
 class Bounds:
-    """Deviations of a surprise, how many in a row are a change, and deviations beyond which one counts no more."""
+    """Deviations of a surprise, how many in a row are a change, deviations beyond which one counts no more; how
+    far the log of the pace may be from 0 before it goes into the line."""
 
     surprise: float
     streak: int
     clip: float
+    far: float
 
 
 class FilterInC:
@@ -40,7 +42,9 @@ class FilterInC:
     ) -> None:  # fmt: skip
         self.mean = array("d", mean)
         self._cov, self._drift, self._jumps = array("d", cov), array("d", drift), array("d", jumps)
-        self._told = _Filter(line=line, enough=bounds.streak, surprise=bounds.surprise, clip=bounds.clip)
+        self._told = _Filter(
+            line=line, enough=bounds.streak, surprise=bounds.surprise, clip=bounds.clip, far=bounds.far
+        )
         self._point()
         self._learn = library().filter_learn
 
