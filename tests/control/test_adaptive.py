@@ -98,6 +98,20 @@ def test_a_right_answer_pays_for_the_next_question_where_thinking_is_dear() -> N
     assert median(steps_until_drafting(machine, seed) for seed in range(6)) <= 20
 
 
+def test_answers_that_are_right_as_often_as_ever_earn_no_further_questions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A third of the guesses come true and none is worth its row: each right one paid for the next question."""
+    controller, earned = AdaptiveController(Budget.chain(16)), list[int]()
+    monkeypatch.setattr(controller.questions, "reward", earned.append)
+    machine = Machine(flat=0, row=0.004, thinking=0.0001, drafting=lambda asked, depth: 1e-4 * asked)
+    run = simulate(controller, always(0.3), 16, machine, 200)
+    earned.clear()
+    run.run(400)
+    assert sum(run.asked[200:]) > 400
+    assert sum(right > 0 for right in earned) < 20
+
+
 def test_passes_of_a_size_that_was_hardly_seen_are_all_learnt_from() -> None:
     """Of the others one in eight is, once costs are known: what a new size takes would be guessed for long."""
     controller = AdaptiveController(Budget.chain(16))

@@ -29,8 +29,8 @@ _BOUNDS = Bounds(surprise=1.5, streak=3, clip=2.5, far=1.0)
 class Prior:
     """What estimates begin as: mean, the doubt about them, and what is added to their variances with each
     measurement. The first is the log of a pace, which multiplies the line; then come `line` estimates that are
-    never negative, then others. jumps: when several surprises show that things have changed, the pace may have by so
-    much, and each of the line by such a share of itself."""
+    never negative, then others. jumps: when several surprises show that things have changed, the pace may have by
+    so much, and each of the line by such a share of itself."""
 
     mean: Sequence[float]
     cov: NDArray[np.float64]
