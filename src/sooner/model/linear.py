@@ -40,13 +40,19 @@ class Dense:
 def pack(weights: list[Tensor], biases: list[Tensor | None], quantize: str | None = None) -> Linear:
     """One linear map of several with the same input, stacked by output. weights: [out, in] each.
 
-    bfloat16 on CPU is packed: plain weights are laid out anew on every call. quantize: a kind of quantize.KINDS.
+    bfloat16 on CPU is packed where oneDNN has kernels for this processor (AVX-512 at least): plain weights are
+    laid out anew on every call. quantize: a kind of quantize.KINDS.
     """
     weight = torch.cat([w.detach() for w in weights]) if len(weights) > 1 else weights[0].detach()
     given = [b.detach() for b in biases if b is not None]
     bias = torch.cat(given) if given else None
     if quantize is not None:
         return fewer.linear(quantize, weight, bias)
-    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not torch._C._has_mkldnn:
+    if weight.device.type != "cpu" or weight.dtype != torch.bfloat16 or not _packs():
         return Dense(weight, bias, packed=False)
     return Dense(torch.ops.mkldnn._reorder_linear_weight(weight, _PACKED_FOR), bias, packed=True)
+
+
+def _packs() -> bool:
+    """Whether oneDNN multiplies bfloat16 on this processor; it packs nothing for others, but raises."""
+    return torch._C._has_mkldnn and bool(torch.ops.mkldnn._is_mkldnn_bf16_supported())

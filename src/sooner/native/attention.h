@@ -2,48 +2,33 @@
  */
 /* block[unit][16 columns] <- keys[16 columns][units] */
 static void transpose(const uint32_t *restrict keys, int64_t units, int64_t have, uint32_t *restrict block) {
-    for (int64_t u = 0; u < units; u += L) {
-        vu r[L], t[L];
-        for (int i = 0; i < L; i++) r[i] = i < have ? *(const vu_u *)(keys + i * units + u) : (vu){0};
-#define STAGE(a, b, gap, ...)                                                             \
-    for (int i = 0; i < L; i++)                                                           \
-        if (!(i & gap)) {                                                                 \
-            b[i] = __builtin_shufflevector(a[i], a[i + gap], __VA_ARGS__##_LOW);          \
-            b[i + gap] = __builtin_shufflevector(a[i], a[i + gap], __VA_ARGS__##_HIGH);   \
-        }
-#define S1_LOW 0, 16, 2, 18, 4, 20, 6, 22, 8, 24, 10, 26, 12, 28, 14, 30
-#define S1_HIGH 1, 17, 3, 19, 5, 21, 7, 23, 9, 25, 11, 27, 13, 29, 15, 31
-#define S2_LOW 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29
-#define S2_HIGH 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31
-#define S4_LOW 0, 1, 2, 3, 16, 17, 18, 19, 8, 9, 10, 11, 24, 25, 26, 27
-#define S4_HIGH 4, 5, 6, 7, 20, 21, 22, 23, 12, 13, 14, 15, 28, 29, 30, 31
-#define S8_LOW 0, 1, 2, 3, 4, 5, 6, 7, 16, 17, 18, 19, 20, 21, 22, 23
-#define S8_HIGH 8, 9, 10, 11, 12, 13, 14, 15, 24, 25, 26, 27, 28, 29, 30, 31
-        _Pragma("GCC unroll 16") STAGE(r, t, 1, S1)
-        _Pragma("GCC unroll 16") STAGE(t, r, 2, S2)
-        _Pragma("GCC unroll 16") STAGE(r, t, 4, S4)
-        _Pragma("GCC unroll 16") STAGE(t, r, 8, S8)
-        for (int i = 0; i < L; i++) *(vu_u *)(block + (u + i) * L) = r[i];
-    }
+    for (int64_t c = 0; c < L; c += W)
+        for (int64_t u = 0; u < units; u += W) turn(keys + c * units + u, units, have - c, block + u * L + c);
 }
 
-/* scores[16] of up to 4 queries against one block of transposed keys */
+/* scores[16] of up to 8 queries against one block of transposed keys */
 #define SCORE(Q)                                                                                              \
     static void score_##Q(const uint32_t *restrict q, int64_t ldq, const uint32_t *restrict block, int64_t units, \
                           float *restrict out, int64_t ldo) {                                                 \
-        vf acc[Q];                                                                                            \
-        _Pragma("GCC unroll 8") for (int i = 0; i < Q; i++) acc[i] = splat(0);                                \
-        for (int64_t u = 0; u < units; u++) {                                                                 \
-            vu k = *(const vu_u *)(block + u * L);                                                            \
-            _Pragma("GCC unroll 8") for (int i = 0; i < Q; i++) acc[i] = DOT(acc[i], k, q[i * ldq + u]);      \
-        }                                                                                                     \
-        _Pragma("GCC unroll 8") for (int i = 0; i < Q; i++) * (vf_u *)(out + i * ldo) = acc[i];               \
+        vf acc[Q][PIECES];                                                                                    \
+        EACH(i, Q) EACH(n, PIECES) acc[i][n] = (vf){0};                                                       \
+        for (int64_t u = 0; u < units; u++)                                                                   \
+            EACH(part, PARTS) {                                                                               \
+                vu k[PIECES];                                                                                 \
+                EACH(n, PIECES) k[n] = *(const vu_u *)(block + u * L + n * W);                                \
+                EACH(i, Q) {                                                                                  \
+                    vu one = unit_of(q[i * ldq + u], part);                                                      \
+                    EACH(n, PIECES) acc[i][n] = DOT(acc[i][n], k[n], one, part);                              \
+                }                                                                                             \
+            }                                                                                                 \
+        EACH(i, Q) EACH(n, PIECES) * (vf_u *)(out + i * ldo + n * W) = acc[i][n];                             \
     }
 SCORE(1) SCORE(2) SCORE(3) SCORE(4) SCORE(5) SCORE(6) SCORE(7) SCORE(8)
 typedef void (*Score)(const uint32_t *, int64_t, const uint32_t *, int64_t, float *, int64_t);
 static const Score scorers[8] = {score_1, score_2, score_3, score_4, score_5, score_6, score_7, score_8};
+#define SCORED (PIECES == 1 ? 8 : PIECES * 8 <= REGISTERS ? 6 : 3) /* queries at once */
 
-/* The unit of 16 dims of the values at one position, or at two that follow one another. */
+/* The unit of W dims of the values at one position, or at two that follow one another. */
 static inline vu values_of(const elem *one, const elem *next) {
 #if BF16
     vu low = __builtin_convertvector(*(const vh_u *)one, vu), high = __builtin_convertvector(*(const vh_u *)next, vu);
@@ -54,31 +39,36 @@ static inline vu values_of(const elem *one, const elem *next) {
 #endif
 }
 
-/* acc[q][16 N] += p[q][unit] . values of the unit's positions, for Q queries. p: [q][units], ldp apart. */
+/* acc[q][W N] += p[q][unit] . values of the unit's positions, for Q queries. p: [q][units], ldp apart. */
 #define MIX(Q, N)                                                                                             \
     static void mix_##Q##_##N(const uint32_t *restrict p, int64_t ldp, const elem *restrict one,              \
-                              const elem *restrict next, int64_t ldv, int64_t units, vf *restrict acc0) {     \
+                              const elem *restrict next, int64_t ldv, int64_t units, float *restrict acc0) {  \
         vf acc[Q][N];                                                                                         \
-        _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                                   \
-            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc[q][n] = acc0[q * 4 + n];                  \
+        EACH(q, Q) EACH(n, N) acc[q][n] = *(vf_u *)(acc0 + q * MIXED + n * W);                                \
         for (int64_t u = 0; u < units; u++) {                                                                 \
             vu x[N];                                                                                          \
             int64_t at = u * PER_UNIT * ldv;                                                                  \
-            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++)                                               \
-                x[n] = values_of(one + at + n * L, next + at + n * L);                                        \
-            _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                               \
-                _Pragma("GCC unroll 4") for (int n = 0; n < N; n++)                                           \
-                    acc[q][n] = DOT(acc[q][n], x[n], p[q * ldp + u]);                                         \
+            EACH(n, N) x[n] = values_of(one + at + n * W, next + at + n * W);                                 \
+            EACH(part, PARTS) EACH(q, Q) {                                                                    \
+                vu chance = unit_of(p[q * ldp + u], part);                                                       \
+                EACH(n, N) acc[q][n] = DOT(acc[q][n], x[n], chance, part);                                    \
+            }                                                                                                 \
         }                                                                                                     \
-        _Pragma("GCC unroll 8") for (int q = 0; q < Q; q++)                                                   \
-            _Pragma("GCC unroll 4") for (int n = 0; n < N; n++) acc0[q * 4 + n] = acc[q][n];                  \
+        EACH(q, Q) EACH(n, N) *(vf_u *)(acc0 + q * MIXED + n * W) = acc[q][n];                                \
     }
+/* Queries and dims that are mixed at once: their sums and the values fit into the registers. */
+#define TOGETHER (REGISTERS == 32 ? 6 : 3)
+#define MIXED (4 * W)
 #define MIXES(Q) MIX(Q, 1) MIX(Q, 2) MIX(Q, 3) MIX(Q, 4)
-MIXES(1) MIXES(2) MIXES(3) MIXES(4) MIXES(5) MIXES(6)
-typedef void (*Mix)(const uint32_t *, int64_t, const elem *, const elem *, int64_t, int64_t, vf *);
+MIXES(1) MIXES(2) MIXES(3)
 #define MIXERS(Q) {mix_##Q##_1, mix_##Q##_2, mix_##Q##_3, mix_##Q##_4}
-static const Mix mixers[6][4] = {MIXERS(1), MIXERS(2), MIXERS(3), MIXERS(4), MIXERS(5), MIXERS(6)};
-#define TOGETHER 6 /* queries that are mixed at once: their sums and the values fit into 32 registers */
+typedef void (*Mix)(const uint32_t *, int64_t, const elem *, const elem *, int64_t, int64_t, float *);
+#if REGISTERS == 32
+MIXES(4) MIXES(5) MIXES(6)
+static const Mix mixers[TOGETHER][4] = {MIXERS(1), MIXERS(2), MIXERS(3), MIXERS(4), MIXERS(5), MIXERS(6)};
+#else
+static const Mix mixers[TOGETHER][4] = {MIXERS(1), MIXERS(2), MIXERS(3)};
+#endif
 
 #define SCORES_BYTES (256 * 1024)
 #define TILE_ROWS 8
@@ -101,7 +91,7 @@ static void softmax(const Layer *layer, float *s, int64_t first, int64_t last) {
     for (int64_t i = low; i < first; i++) s[i] = -INFINITY;
     for (int64_t i = last + 1; i < high; i++) s[i] = -INFINITY;
     vf best = splat(-INFINITY);
-    for (int64_t i = low; i < high; i += L) {
+    for (int64_t i = low; i < high; i += W) {
         vf v = *(vf_u *)(s + i) * layer->scale;
         if (layer->softcap != 0) {
             vf capped = layer->softcap * vtanh(v / layer->softcap);
@@ -110,17 +100,17 @@ static void softmax(const Layer *layer, float *s, int64_t first, int64_t last) {
         *(vf_u *)(s + i) = v;
         best = vmax(v, best);
     }
-    float top = -INFINITY, lanes[L];
+    float top = -INFINITY, lanes[W];
     memcpy(lanes, &best, sizeof lanes);
-    for (int i = 0; i < L; i++) top = lanes[i] > top ? lanes[i] : top;
+    for (int i = 0; i < W; i++) top = lanes[i] > top ? lanes[i] : top;
     vf sum = splat(0);
-    for (int64_t i = low; i < high; i += L) {
+    for (int64_t i = low; i < high; i += W) {
         vf e = vexp(*(vf_u *)(s + i) - top);
         *(vf_u *)(s + i) = e;
         sum += e;
     }
-    float scale = 1.0f / sum16(sum);
-    for (int64_t i = low; i < high; i += L) store((elem *)s + i, *(vf_u *)(s + i) * scale);
+    float scale = 1.0f / sum_of(sum);
+    for (int64_t i = low; i < high; i += W) store((elem *)s + i, *(vf_u *)(s + i) * scale);
 }
 
 /* What a row sees of its lane: positions low to last; up to `prefix` a position is its column, from there on the
@@ -135,16 +125,16 @@ static int64_t column(const View *view, int64_t position) {
     return position < view->prefix ? position : view->path[position - view->prefix];
 }
 
-/* 16 N dims of the mixed values of up to TOGETHER queries: columns that all see at once, the others one by one. */
+/* W n dims of the mixed values of up to TOGETHER queries: columns that all see at once, the others one by one. */
 static void mix(const uint32_t *p, int64_t ldp, const View *const *views, int64_t queries, const elem *values,
-                int64_t ldv, int64_t n, vf *acc) {
+                int64_t ldv, int64_t n, float *acc) {
     int64_t from = 0, to = INT64_MAX;
     for (int64_t q = 0; q < queries; q++) {
         if (views[q]->low / PER_UNIT > from) from = views[q]->low / PER_UNIT;
         if (views[q]->prefix / PER_UNIT < to) to = views[q]->prefix / PER_UNIT;
     }
     if (to < from) to = from;
-    for (int64_t q = 0; q < queries; q++) acc[q * 4] = acc[q * 4 + 1] = acc[q * 4 + 2] = acc[q * 4 + 3] = splat(0);
+    memset(acc, 0, queries * MIXED * sizeof *acc);
     Mix one = mixers[0][n - 1];
     for (int64_t half = 0; half < 2; half++) {
         for (int64_t q = 0; q < queries; q++) {
@@ -152,7 +142,7 @@ static void mix(const uint32_t *p, int64_t ldp, const View *const *views, int64_
             for (; u < end; u++) {
                 const elem *first = values + column(views[q], u * PER_UNIT) * ldv;
                 const elem *next = values + column(views[q], u * PER_UNIT + PER_UNIT - 1) * ldv;
-                one(p + q * ldp + u, ldp, first, next, ldv, 1, acc + q * 4);
+                one(p + q * ldp + u, ldp, first, next, ldv, 1, acc + q * MIXED);
             }
         }
         const elem *all = values + from * PER_UNIT * ldv;
@@ -189,7 +179,7 @@ static void attend(const Model *m, const Pass *p, const Layer *layer, int64_t l,
         int64_t queries = (r1 - r0) * heads;
         const uint32_t *mine = (const uint32_t *)(q + (g * p->rows + r0) * heads * m->dim);
         for (int64_t i = 0, n; i < queries; i += n) {
-            n = queries - i < 8 ? queries - i : 8;
+            n = queries - i < SCORED ? queries - i : SCORED;
             scorers[n - 1](mine + i * units, units, block, units, scores + i * lds + c, lds);
         }
     }
@@ -215,15 +205,14 @@ static void attend(const Model *m, const Pass *p, const Layer *layer, int64_t l,
         some = queries - i < TOGETHER ? queries - i : TOGETHER;
         const View *mine[TOGETHER];
         for (int64_t j = 0; j < some; j++) mine[j] = &views[(i + j) / heads];
-        for (int64_t d = 0; d < m->dim; d += 4 * L) {
-            int64_t n = (m->dim - d) / L < 4 ? (m->dim - d) / L : 4;
-            vf acc[TOGETHER * 4];
+        for (int64_t d = 0; d < m->dim; d += MIXED) {
+            int64_t n = m->dim - d < MIXED ? (m->dim - d) / W : 4;
+            float acc[TOGETHER * MIXED];
             mix((const uint32_t *)scores + i * lds, lds, mine, some, values + d, m->dim, n, acc);
-            for (int64_t j = 0; j < some; j++)
-                for (int64_t k = 0; k < n; k++) {
-                    int64_t r = r0 + (i + j) / heads, h = g * heads + (i + j) % heads;
-                    store(out + (r * m->heads + h) * m->dim + d + k * L, acc[j * 4 + k]);
-                }
+            for (int64_t j = 0; j < some; j++) {
+                int64_t r = r0 + (i + j) / heads, h = g * heads + (i + j) % heads;
+                narrow(acc + j * MIXED, n * W, out + (r * m->heads + h) * m->dim + d);
+            }
         }
     }
 }

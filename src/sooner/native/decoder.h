@@ -9,6 +9,7 @@
  * [out / 16][units][16], so that one vector holds the same unit of 16 outputs.
  */
 #include "vector.h"
+#include "turn.h"
 #include "product.h"
 
 typedef struct {
@@ -50,15 +51,12 @@ typedef struct {
 
 static void norm(const float *x, const float *weight, float eps, int64_t n, float *out) {
     vf squares = splat(0);
-    for (int64_t i = 0; i < n; i += L) {
+    for (int64_t i = 0; i < n; i += W) {
         vf v = *(const vf_u *)(x + i);
         squares += v * v;
     }
-    float scale = 1.0f / sqrtf(sum16(squares) / (float)n + eps);
-    for (int64_t i = 0; i < n; i += L) *(vf_u *)(out + i) = *(const vf_u *)(x + i) * scale * *(const vf_u *)(weight + i);
-}
-static void narrow(const float *x, int64_t n, elem *out) {
-    for (int64_t i = 0; i < n; i += L) store(out + i, *(const vf_u *)(x + i));
+    float scale = 1.0f / sqrtf(sum_of(squares) / (float)n + eps);
+    for (int64_t i = 0; i < n; i += W) *(vf_u *)(out + i) = *(const vf_u *)(x + i) * scale * *(const vf_u *)(weight + i);
 }
 static void rotate(float *x, const float *cos, const float *sin, int64_t width) {
     int64_t half = width / 2;
@@ -89,7 +87,7 @@ static int64_t widest_input(const Model *m) {
     return mixed > most ? mixed : most;
 }
 static int64_t whole_bytes(const Model *m, int64_t rows) {
-    return m->head.bits ? rounded_bytes(rows, widest_input(m)) : 0;
+    return prepared_bytes(&m->head, rows, widest_input(m));
 }
 static int64_t panel_bytes(const Model *m) {
     return m->head.part[0] ? LAID_MOST + 2 * L * 4 * widest_input(m) : 0;

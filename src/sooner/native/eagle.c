@@ -109,8 +109,8 @@ static char *lay(const Head *e, const Job *j, State *s, char *at) {
     s->work.inner = TAKE(elem, most * m->inner * sizeof(elem));
     s->work.seen = TAKE(Seen, most * sizeof(Seen));
     s->inputs = larger_of(wide, widest_input(m));
-    s->work.together = TAKE(char, m->head.bits ? rounded_bytes(most, s->inputs) : 0);
-    s->rounded = TAKE(char, m->head.bits ? j->threads * rounded_bytes(ALONE, s->inputs) : 0);
+    s->work.together = TAKE(char, prepared_bytes(&m->head, most, s->inputs));
+    s->rounded = TAKE(char, j->threads * prepared_bytes(&m->head, ALONE, s->inputs));
     s->work.own = at;
     for (int64_t i = 0; j->scratch && i < j->requests; i++) { /* without it only the size is asked for */
         s->tree[i] = (Tree){.node = node};
@@ -241,7 +241,7 @@ static void fuse(const Head *e, const Job *j, const Work *w, int64_t n, const Ro
     for (int64_t r = from; r < to; r++) {
         const elem *given = j->features + r * all;
         float *x = e->body.norm ? wide : w->x + r * hidden; /* EAGLE-1 takes them as they are */
-        for (int64_t k = 0; k < all; k += L) *(vf_u *)(x + k) = load(given + k);
+        for (int64_t k = 0; k < all; k += W) *(vf_u *)(x + k) = load(given + k);
         if (!e->body.norm) continue;
         for (int64_t k = 0; e->stream_norm && k < all; k += e->width)
             norm(x + k, e->stream_norm + k, eps, e->width, x + k);
@@ -295,9 +295,9 @@ static void likeliest(const Head *e, const Job *j, const State *s, const Room *r
         int64_t few = children(e, j, s->read[i].tree), k = 0;
         few_best(logits, m->vocab, few, s->ids + i * j->beams, values);
         vf sums = splat(0);
-        for (; k + L <= m->vocab; k += L) sums += vexp(*(vf_u *)(logits + k) - values[0]);
+        for (; k + W <= m->vocab; k += W) sums += vexp(*(vf_u *)(logits + k) - values[0]);
         for (; k < m->vocab; k++) sum += expf(logits[k] - values[0]);
-        float norm = values[0] + logf(sum16(sums) + sum);
+        float norm = values[0] + logf(sum_of(sums) + sum);
         for (int64_t c = 0; c < few; c++) values[c] -= norm; /* at most 0, since the sum holds exp(0) */
     }
 }
@@ -308,7 +308,7 @@ void draft(const Head *e, const Job *j) {
     plan_true_slots(j, &s);
 #pragma omp parallel num_threads((int)j->threads)
     {
-        Room room = {s.rounded + omp_get_thread_num() * rounded_bytes(ALONE, s.inputs), s.work.together, NULL};
+        Room room = {s.rounded + omp_get_thread_num() * prepared_bytes(&e->body.head, ALONE, s.inputs), s.work.together, NULL};
         fuse(e, j, &s.work, s.end, &room);
         while (s.first < s.end) {
             enter(e, &s, &room);

@@ -1,7 +1,4 @@
 /* The few likeliest ids of a row of logits. Knows no law and no draft. */
-#ifdef __AVX512F__
-#include <immintrin.h>
-#endif
 
 /* The `count` likeliest ids of one row, best first, the lower id among equals; all NaN if any logit is. */
 static void few_best(const float *x, int64_t n, int64_t count, int64_t *ids, float *values) {
@@ -20,12 +17,9 @@ static void few_best(const float *x, int64_t n, int64_t count, int64_t *ids, flo
         }                                                                              \
     } while (0)
     for (; i < n && held < count; i++) OFFER(i);
-#ifdef __AVX512F__
-    for (; i + L <= n; i += L) {
-        uint32_t some = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), _mm512_set1_ps(least), _CMP_NLE_UQ);
-        for (; some; some &= some - 1) OFFER(i + __builtin_ctz(some));
-    }
-#endif
+    for (; i + W <= n; i += W)
+        for (uint32_t some = bits_of(~(*(const vf_u *)(x + i) <= splat(least))); some; some &= some - 1)
+            OFFER(i + __builtin_ctz(some));
     for (; i < n; i++) OFFER(i);
     for (int64_t j = 0; odd && j < count; j++) ids[j] = j, values[j] = NAN;
 #undef OFFER

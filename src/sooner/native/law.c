@@ -35,31 +35,28 @@ static float highest(const float *x, int64_t n) {
     vf top[4], odd = splat(0);
     for (int i = 0; i < 4; i++) top[i] = splat(-INFINITY);
     int64_t i = 0;
-    for (; i + 4 * L <= n; i += 4 * L)
+    for (; i + 4 * W <= n; i += 4 * W)
         for (int j = 0; j < 4; j++) {
-            vf v = *(const vf_u *)(x + i + j * L);
+            vf v = *(const vf_u *)(x + i + j * W);
             top[j] = vmax(v, top[j]);
             odd = (vf)((vi)odd | (v != v));
         }
-    float lanes[L], best = -INFINITY;
-    int32_t strange[L], any = 0;
+    float lanes[W], best = -INFINITY;
+    int32_t strange[W], any = 0;
     vf all = vmax(vmax(top[0], top[1]), vmax(top[2], top[3]));
     memcpy(lanes, &all, sizeof lanes);
     memcpy(strange, &odd, sizeof strange);
-    for (int j = 0; j < L; j++) best = lanes[j] > best ? lanes[j] : best, any |= strange[j];
+    for (int j = 0; j < W; j++) best = lanes[j] > best ? lanes[j] : best, any |= strange[j];
     for (; i < n; i++) best = x[i] > best ? x[i] : best, any |= x[i] != x[i];
     return any ? NAN : best;
 }
 
 static int64_t first_equal(const float *x, int64_t n, float wanted) {
     int64_t i = 0;
-#ifdef __AVX512F__
-    __m512 all = _mm512_set1_ps(wanted);
-    for (; i + L <= n; i += L) {
-        __mmask16 same = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), all, _CMP_EQ_OQ);
+    for (; i + W <= n; i += W) {
+        uint32_t same = bits_of(*(const vf_u *)(x + i) == splat(wanted));
         if (same) return i + __builtin_ctz(same);
     }
-#endif
     while (i < n && x[i] != wanted) i++;
     return i;
 }
@@ -68,11 +65,11 @@ static int64_t first_equal(const float *x, int64_t n, float wanted) {
 static double total_mass(const float *x, int64_t n, float top, float scale) {
     vf sum = splat(0), more = splat(0);
     int64_t i = 0;
-    for (; i + 2 * L <= n; i += 2 * L) {
+    for (; i + 2 * W <= n; i += 2 * W) {
         sum += vexp((*(const vf_u *)(x + i) - top) * scale);
-        more += vexp((*(const vf_u *)(x + i + L) - top) * scale);
+        more += vexp((*(const vf_u *)(x + i + W) - top) * scale);
     }
-    double rest = sum16(sum + more);
+    double rest = sum_of(sum + more);
     for (; i < n; i++) rest += exp((double)((x[i] - top) * scale));
     return rest;
 }
@@ -80,16 +77,11 @@ static double total_mass(const float *x, int64_t n, float top, float scale) {
 /* Ids with a logit of at least `least`, in order of ids. */
 static int64_t collect(const float *x, int64_t n, float least, Candidate *found) {
     int64_t count = 0, i = 0;
-#ifdef __AVX512F__
-    __m512 low = _mm512_set1_ps(least);
-    for (; i + L <= n; i += L) {
-        uint32_t some = _mm512_cmp_ps_mask(_mm512_loadu_ps(x + i), low, _CMP_GE_OQ);
-        for (; some; some &= some - 1) {
+    for (; i + W <= n; i += W)
+        for (uint32_t some = bits_of(*(const vf_u *)(x + i) >= splat(least)); some; some &= some - 1) {
             int64_t at = i + __builtin_ctz(some);
             found[count++] = (Candidate){x[at], (int32_t)at};
         }
-    }
-#endif
     for (; i < n; i++)
         if (x[i] >= least) found[count++] = (Candidate){x[i], (int32_t)i};
     return count;
@@ -106,12 +98,12 @@ static const double depths[] = {4, 6, 8, 10, 13, 17, 25, 40, INFINITY}; /* how f
 /* exp((value - top) / t) of candidates, as total_mass counts them; returns their sum. */
 static double weigh(const Candidate *found, int64_t n, float top, float scale, double *weight) {
     double sum = 0;
-    for (int64_t i = 0; i < n; i += L) {
-        float some[L];
-        for (int64_t j = 0; j < L; j++) some[j] = i + j < n ? found[i + j].value : top;
+    for (int64_t i = 0; i < n; i += W) {
+        float some[W];
+        for (int64_t j = 0; j < W; j++) some[j] = i + j < n ? found[i + j].value : top;
         vf e = vexp((*(const vf_u *)some - top) * scale);
         memcpy(some, &e, sizeof some);
-        for (int64_t j = 0; j < L && i + j < n; j++) sum += weight[i + j] = some[j];
+        for (int64_t j = 0; j < W && i + j < n; j++) sum += weight[i + j] = some[j];
     }
     return sum;
 }
@@ -293,9 +285,9 @@ int64_t race_logits(const float *x, int64_t n, float top, float scale, uint64_t 
     float m[BLOCK];
     for (int64_t from = 0; from < n; from += BLOCK) {
         int64_t here = n - from < BLOCK ? n - from : BLOCK;
-        for (int64_t i = 0; i < BLOCK; i += L) {
+        for (int64_t i = 0; i < BLOCK; i += W) {
             vf v = splat(-INFINITY);
-            memcpy(&v, x + from + i, sizeof(float) * (size_t)(here - i < L ? (here > i ? here - i : 0) : L));
+            memcpy(&v, x + from + i, sizeof(float) * (size_t)(here - i < W ? (here > i ? here - i : 0) : W));
             v = vexp((v - top) * scale);
             memcpy(m + i, &v, sizeof v);
         }

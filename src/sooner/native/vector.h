@@ -1,4 +1,4 @@
-/* Vectors of 16 and what one can do with them: load, store, dot, exp. Knows no model.
+/* Registers of numbers and what one can do with them: load, store, dot, exp. Knows no model.
  *
  * Written with the vector extensions of gcc and clang, which make what the processor has of them; the product of
  * bfloat16 pairs alone asks for an instruction by name where there is one.
@@ -13,18 +13,36 @@
 static int omp_get_thread_num(void) { return 0; }
 static int omp_get_num_threads(void) { return 1; }
 #endif
-#if BF16 && defined(__AVX512BF16__)
+#ifdef __AVX__
 #include <immintrin.h>
 #endif
 
-#define L 16 /* lanes of a vector */
-typedef float vf __attribute__((vector_size(64)));
-typedef uint32_t vu __attribute__((vector_size(64)));
-typedef int32_t vi __attribute__((vector_size(64)));
-typedef uint16_t vh __attribute__((vector_size(32)));
-typedef float vf_u __attribute__((vector_size(64), aligned(4)));
-typedef uint32_t vu_u __attribute__((vector_size(64), aligned(4)));
-typedef uint16_t vh_u __attribute__((vector_size(32), aligned(2)));
+#define L 16 /* outputs of a panel of weights, columns of a block of keys */
+/* Lanes of a register of the machine, and how many registers there are: a longer vector would lie in memory. */
+#ifndef W
+#if defined(__AVX512F__)
+#define W 16
+#define REGISTERS 32
+#elif defined(__AVX__)
+#define W 8
+#define REGISTERS 16
+#elif defined(__aarch64__)
+#define W 4
+#define REGISTERS 32
+#else
+#define W 4
+#define REGISTERS 16
+#endif
+#endif
+#define PIECES (L / W) /* registers that L numbers take */
+#define EACH(i, n) _Pragma("GCC unroll 16") for (int i = 0; i < (n); i++)
+typedef float vf __attribute__((vector_size(4 * W)));
+typedef uint32_t vu __attribute__((vector_size(4 * W)));
+typedef int32_t vi __attribute__((vector_size(4 * W)));
+typedef uint16_t vh __attribute__((vector_size(2 * W)));
+typedef float vf_u __attribute__((vector_size(4 * W), aligned(4)));
+typedef uint32_t vu_u __attribute__((vector_size(4 * W), aligned(4)));
+typedef uint16_t vh_u __attribute__((vector_size(2 * W), aligned(2)));
 
 #if BF16
 typedef uint16_t elem;
@@ -48,33 +66,62 @@ static inline float widen(elem e) {
     union { uint32_t u; float f; } bits = {(uint32_t)e << 16};
     return bits.f;
 }
-#ifdef __AVX512BF16__
-#define DOT(acc, w, x) ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(w), (__m512bh)((vu){0} + (x))))
-#else
-static inline vf dot_pair(vf acc, vu w, uint32_t x) {
-    union { uint32_t u; float f; } low = {x << 16}, high = {x & 0xffff0000u};
-    acc += (vf)(w << 16) * low.f;
-    return acc + (vf)(w & 0xffff0000u) * high.f;
-}
-#define DOT dot_pair
-#endif
 #else
 static inline vf load(const elem *p) { return *(const vf_u *)p; }
 static inline void store(elem *p, vf x) { *(vf_u *)p = x; }
 static inline float widen(elem e) { return e; }
-static inline vf dot_one(vf acc, vu w, uint32_t x) {
-    union { uint32_t u; float f; } one = {x};
-    return acc + (vf)w * one.f;
-}
-#define DOT dot_one
 #endif
 
-static inline float sum16(vf x) {
-    float a[L];
+/* acc + products of a unit of weights, two of bfloat16 or one, with that of a row, the first before the second. Without
+ * an instruction for both it takes PARTS steps, and rows are best widened before, when many panels are multiplied. */
+#if BF16 && defined(__AVX512BF16__) && W == 16
+#define PARTS 1
+#define DOT(acc, w, x, part) ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(w), (__m512bh)(x)))
+#elif BF16
+#define PARTS 2
+#define DOT(acc, w, x, part) ((acc) + ONE_OF(w, part) * (vf)(x))
+#else
+#define PARTS 1
+#define DOT(acc, w, x, part) ((acc) + (vf)(w) * (vf)(x))
+#endif
+#define ONE_OF(unit, part) ((vf)((part) ? (unit) & 0xffff0000u : (unit) << 16))
+static inline vu everywhere(uint32_t x) { return (vu){0} + x; }
+/* What DOT takes of a unit that was not widened. */
+static inline vu unit_of(uint32_t x, int part) {
+    vu all = everywhere(x);
+#if PARTS == 2
+#ifdef __AVX__ /* else gcc parts it before it spreads it, which takes three instructions more */
+    __asm__("" : "+x"(all));
+#endif
+    return (vu)ONE_OF(all, part);
+#else
+    (void)part;
+    return all;
+#endif
+}
+
+static void narrow(const float *x, int64_t n, elem *out) {
+    for (int64_t i = 0; i < n; i += W) store(out + i, *(const vf_u *)(x + i));
+}
+
+static inline float sum_of(vf x) {
+    float a[W];
     memcpy(a, &x, sizeof a);
-    for (int half = 8; half; half /= 2)
+    for (int half = W / 2; half; half /= 2)
         for (int i = 0; i < half; i++) a[i] += a[i + half];
     return a[0];
+}
+/* Bit i says whether lane i of a mask is set. */
+static inline uint32_t bits_of(vi mask) {
+#if defined(__AVX512F__) && W == 16
+    return _mm512_test_epi32_mask((__m512i)mask, (__m512i)mask);
+#elif defined(__AVX__) && W == 8
+    return (uint32_t)_mm256_movemask_ps((__m256)mask);
+#else
+    uint32_t found = 0;
+    for (int i = 0; i < W; i++) found |= (uint32_t)(mask[i] & 1) << i;
+    return found;
+#endif
 }
 
 static inline vf vexp(vf x) { /* relative error about 2e-7; 0 below -87 */
