@@ -28,17 +28,24 @@ typedef void (*Score)(const uint32_t *, int64_t, const uint32_t *, int64_t, floa
 static const Score scorers[8] = {score_1, score_2, score_3, score_4, score_5, score_6, score_7, score_8};
 #define SCORED (PIECES == 1 ? 8 : PIECES * 8 <= REGISTERS ? 6 : 3) /* queries at once */
 
-/* The unit of W dims of the values at one position, or at two that follow one another. */
-static inline vu values_of(const elem *one, const elem *next) {
-#if BF16
+/* What DOT takes of the unit of W dims of the values at one position, or at two that follow one another. */
+static inline vu values_of(const elem *one, const elem *next, int part) {
+    (void)next, (void)part;
+#if PARTS == 2
+    return (vu)load(part ? next : one);
+#elif BF16
     vu low = __builtin_convertvector(*(const vh_u *)one, vu), high = __builtin_convertvector(*(const vh_u *)next, vu);
     return low | high << 16;
 #else
-    (void)next;
     return *(const vu_u *)one;
 #endif
 }
 
+#if PARTS == 2
+#define MIXED_IN(acc, x, chance) ((acc) + (vf)(x) * (vf)(chance))
+#else
+#define MIXED_IN(acc, x, chance) DOT(acc, x, chance, 0)
+#endif
 /* acc[q][W N] += p[q][unit] . values of the unit's positions, for Q queries. p: [q][units], ldp apart. */
 #define MIX(Q, N)                                                                                             \
     static void mix_##Q##_##N(const uint32_t *restrict p, int64_t ldp, const elem *restrict one,              \
@@ -46,12 +53,14 @@ static inline vu values_of(const elem *one, const elem *next) {
         vf acc[Q][N];                                                                                         \
         EACH(q, Q) EACH(n, N) acc[q][n] = *(vf_u *)(acc0 + q * MIXED + n * W);                                \
         for (int64_t u = 0; u < units; u++) {                                                                 \
-            vu x[N];                                                                                          \
             int64_t at = u * PER_UNIT * ldv;                                                                  \
-            EACH(n, N) x[n] = values_of(one + at + n * W, next + at + n * W);                                 \
-            EACH(part, PARTS) EACH(q, Q) {                                                                    \
-                vu chance = unit_of(p[q * ldp + u], part);                                                       \
-                EACH(n, N) acc[q][n] = DOT(acc[q][n], x[n], chance, part);                                    \
+            EACH(part, PARTS) {                                                                               \
+                vu chance[Q];                                                                                 \
+                EACH(q, Q) chance[q] = unit_of(p[q * ldp + u], part);                                         \
+                EACH(n, N) {                                                                                  \
+                    vu x = values_of(one + at + n * W, next + at + n * W, part);                              \
+                    EACH(q, Q) acc[q][n] = MIXED_IN(acc[q][n], x, chance[q]);                                 \
+                }                                                                                             \
             }                                                                                                 \
         }                                                                                                     \
         EACH(q, Q) EACH(n, N) *(vf_u *)(acc0 + q * MIXED + n * W) = acc[q][n];                                \

@@ -90,7 +90,7 @@ static inline vu everywhere(uint32_t x) { return (vu){0} + x; }
 static inline vu unit_of(uint32_t x, int part) {
     vu all = everywhere(x);
 #if PARTS == 2
-#ifdef __AVX__ /* else gcc parts it before it spreads it, which takes three instructions more */
+#if defined(__AVX__) && W == 8 /* else gcc parts it before it spreads it, which takes three instructions more */
     __asm__("" : "+x"(all));
 #endif
     return (vu)ONE_OF(all, part);
