@@ -90,3 +90,21 @@ def test_what_is_right_after_long_being_wrong_is_news() -> None:
     state = worths.begin(State("auto", 0, 0.0, 0.0))
     assert not any(worths.is_news(state, 0) for _ in range(100))
     assert all(worths.is_news(state, 1) for _ in range(2))
+
+
+def test_what_is_expected_of_a_new_request_counts_as_one_answer() -> None:
+    """Chat at 32 requests: all were asked for sixteen steps, since guesses had paid at fewer requests."""
+    worths = Worths(usual=1.0)
+    state = worths.begin(State("auto", 0, 0.0, 0.0))
+    for _ in range(4):
+        worths.add(state, 0.0)
+    assert state.worth == pytest.approx(1 / 5)
+
+
+def test_what_is_known_of_a_request_by_many_answers_is_not_upset_by_one() -> None:
+    worths = Worths()
+    state = worths.begin(State("auto", 0, 0.0, 0.0))
+    for _ in range(50):
+        worths.add(state, 1.0)
+    worths.add(state, 0.0)
+    assert state.worth == pytest.approx(0.88)

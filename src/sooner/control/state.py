@@ -13,8 +13,9 @@ from sooner.control.protocol import StepRecord
 from sooner.params import Speculation
 
 FIRST_NODES = 4
-SLOW, FAST = 0.12, 0.25  # how fast the worth of a request's answers falls and rises
+SLOW, FAST = 0.12, 0.25  # how fast the worth of a request's answers falls and rises, once there have been some
 USUAL = 0.02  # and that of all
+MANY = 100  # answers from which it no longer matters how many they were
 _RIGHT, _NEWS = 0.05, (0.5, 4.0)  # how fast what is usually right follows; from what on something right is news
 FAR = 3.0  # deviations by which guesses may fall short of what was expected and it is still luck
 
@@ -23,7 +24,7 @@ FAR = 3.0  # deviations by which guesses may fall short of what was expected and
 class State:
     """What is kept for one request. turn: when it was asked last, or came; plain_s, taken_s: the controller's sums
     when it came; more_s: what its accepted guesses would have taken without. worth: tokens an answer brought, what
-    its rows cost taken off; right: tokens a step that guesses knew which were not verified; wanted: nodes of an
+    its rows cost taken off; answers: how many that was learnt from, what was expected among them; right: tokens a step that guesses knew which were not verified; wanted: nodes of an
     answer that were kept lately, at most."""
 
     asked: Speculation
@@ -32,6 +33,7 @@ class State:
     taken_s: float
     more_s: float = 0.0
     worth: float | None = None
+    answers: int = 0
     right: float = 0.0
     wanted: float = float(FIRST_NODES)
     ever: bool = False
@@ -58,6 +60,7 @@ class Worths:
     def begin(self, state: State) -> State:
         """A new one, expected to be as usual."""
         state.worth, state.right = self.usual, self.right
+        state.answers = MANY if self.usual is None else 1
         return state
 
     def is_news(self, state: State, right: int) -> bool:
@@ -69,9 +72,11 @@ class Worths:
         return found
 
     def add(self, state: State, new: float) -> None:
-        """An answer was worth so much."""
+        """An answer was worth so much. What was expected of a new request counts for one answer, since it was found
+        with other texts and perhaps at another load; a very first answer for many, since prices are not known yet."""
         old = new if state.worth is None else state.worth
-        state.worth = old + (FAST if new > old else SLOW) * (new - old)
+        state.answers += 1
+        state.worth = old + max(FAST if new > old else SLOW, 1 / state.answers) * (new - old)
         usual = new if self.usual is None else self.usual
         self.usual = usual + USUAL * (new - usual)
 
