@@ -24,8 +24,8 @@ FAR = 3.0  # deviations by which guesses may fall short of what was expected and
 class State:
     """What is kept for one request. turn: when it was asked last, or came; plain_s, taken_s: the controller's sums
     when it came; more_s: what its accepted guesses would have taken without. worth: tokens an answer brought, what
-    its rows cost taken off; answers: how many that was learnt from, what was expected among them; right: tokens a step that guesses knew which were not verified; wanted: nodes of an
-    answer that were kept lately, at most."""
+    its rows cost taken off; answers: how many that was learnt from, what was expected among them; right: tokens a
+    step that guesses knew which were not verified; wanted: nodes of an answer that were kept lately, at most."""
 
     asked: Speculation
     turn: int
@@ -72,8 +72,8 @@ class Worths:
         return found
 
     def add(self, state: State, new: float) -> None:
-        """An answer was worth so much. What was expected of a new request counts for one answer, since it was found
-        with other texts and perhaps at another load; a very first answer for many, since prices are not known yet."""
+        """An answer was worth so much. What was expected of a new request counts for one answer: it was found with
+        other texts, perhaps at another load. A very first answer counts for many: no price is known yet."""
         old = new if state.worth is None else state.worth
         state.answers += 1
         state.worth = old + max(FAST if new > old else SLOW, 1 / state.answers) * (new - old)
