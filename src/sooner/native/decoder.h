@@ -6,7 +6,7 @@
  *
  * Compiled once for each dtype: BF16=1 (weights, keys, values, activations bfloat16, sums float32) or 0 (float32).
  * A "unit" is 32 bits of a row: a pair of bfloat16 or one float32. Weights lie in panels of 16 outputs,
- * [out / 16][units][16], so that one vector holds the same unit of 16 outputs.
+ * [out / 16][units][16], so that one register, or several, holds the same unit of 16 outputs.
  */
 #include "vector.h"
 #include "turn.h"
