@@ -29,3 +29,12 @@ def test_a_row_does_not_depend_on_how_many_rows_there_are(inputs: int) -> None:
         company = [linear(x[:rows])[0].float() for rows in (2, 3, 4, 8, 9, 16, 17, ROWS)]
         different += any((row - alone).abs().max().item() > TOLERANCE for row in company)
     assert different == 0
+
+
+def test_where_onednn_has_no_bfloat16_kernels_weights_stay_as_they_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Packing raises on processors without AVX-512, and no bfloat16 model could be loaded by `fused`."""
+    monkeypatch.setattr(torch.ops.mkldnn, "_is_mkldnn_bf16_supported", lambda: False)
+    monkeypatch.setattr(torch.ops.mkldnn, "_reorder_linear_weight", None)
+    generator = torch.Generator().manual_seed(0)
+    weight, x = (torch.randn((n, 32), generator=generator).bfloat16() for n in (8, 3))
+    torch.testing.assert_close(pack([weight], [None])(x), x @ weight.T)

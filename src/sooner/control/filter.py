@@ -92,9 +92,8 @@ class PlainFilter:
         self._cov -= np.outer(along, gain)
         mean = np.array(self.mean) + gain * min(max(off, -most), most)
         _not_negative(mean, self._cov, self._line)
-        if (
-            abs(mean[0]) > _BOUNDS.far
-        ):  # nothing says how much is pace and how much the line, so they go apart for ever
+        # Nothing says how much is pace and how much the line, so they would go apart for ever.
+        if abs(mean[0]) > _BOUNDS.far:
             scale = np.ones(len(mean))
             scale[self._line] = math.exp(mean[0])
             mean *= scale

@@ -17,7 +17,7 @@ static void transpose(const uint32_t *restrict keys, int64_t units, int64_t have
                 vu k[PIECES];                                                                                 \
                 EACH(n, PIECES) k[n] = *(const vu_u *)(block + u * L + n * W);                                \
                 EACH(i, Q) {                                                                                  \
-                    vu one = unit_of(q[i * ldq + u], part);                                                      \
+                    vu one = unit_of(q[i * ldq + u], part);                                                   \
                     EACH(n, PIECES) acc[i][n] = DOT(acc[i][n], k[n], one, part);                              \
                 }                                                                                             \
             }                                                                                                 \
@@ -41,11 +41,6 @@ static inline vu values_of(const elem *one, const elem *next, int part) {
 #endif
 }
 
-#if PARTS == 2
-#define MIXED_IN(acc, x, chance) ((acc) + (vf)(x) * (vf)(chance))
-#else
-#define MIXED_IN(acc, x, chance) DOT(acc, x, chance, 0)
-#endif
 /* acc[q][W N] += p[q][unit] . values of the unit's positions, for Q queries. p: [q][units], ldp apart. */
 #define MIX(Q, N)                                                                                             \
     static void mix_##Q##_##N(const uint32_t *restrict p, int64_t ldp, const elem *restrict one,              \
@@ -59,7 +54,7 @@ static inline vu values_of(const elem *one, const elem *next, int part) {
                 EACH(q, Q) chance[q] = unit_of(p[q * ldp + u], part);                                         \
                 EACH(n, N) {                                                                                  \
                     vu x = values_of(one + at + n * W, next + at + n * W, part);                              \
-                    EACH(q, Q) acc[q][n] = MIXED_IN(acc[q][n], x, chance[q]);                                 \
+                    EACH(q, Q) acc[q][n] = TIMES(acc[q][n], x, chance[q]);                                    \
                 }                                                                                             \
             }                                                                                                 \
         }                                                                                                     \

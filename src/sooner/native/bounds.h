@@ -8,7 +8,7 @@ void run_products(const Model *m, const Pass *p) {
     elem *h = TAKE(elem, n * m->hidden * sizeof(elem));
     elem *mixed = TAKE(elem, n * nq * sizeof(elem));
     elem *inner = TAKE(elem, n * m->inner * sizeof(elem));
-    char *together = TAKE(char, whole_bytes(m, n));
+    char *together = TAKE(char, room_bytes(m, n));
 #pragma omp parallel num_threads((int)p->threads)
     {
         Room room = own_room(m, p, at, together);

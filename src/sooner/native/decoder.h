@@ -86,14 +86,14 @@ static int64_t widest_input(const Model *m) {
     int64_t mixed = m->heads * m->dim, most = m->hidden > m->inner ? m->hidden : m->inner;
     return mixed > most ? mixed : most;
 }
-static int64_t whole_bytes(const Model *m, int64_t rows) {
+static int64_t room_bytes(const Model *m, int64_t rows) {
     return prepared_bytes(&m->head, rows, widest_input(m));
 }
 static int64_t panel_bytes(const Model *m) {
     return m->head.part[0] ? LAID_MOST + 2 * L * 4 * widest_input(m) : 0;
 }
 static int64_t own_bytes(const Model *m, const Pass *p) {
-    return scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4) + whole_bytes(m, ALONE) +
+    return scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4) + room_bytes(m, ALONE) +
            panel_bytes(m);
 }
 static int64_t widest_row(const Model *m) {
@@ -167,7 +167,7 @@ typedef struct {
     elem *h;      /* what a product reads */
     elem *q, *mixed, *inner;
     Seen *seen;
-    char *together, *own; /* memory to round rows in together; that of the threads */
+    char *together, *own; /* memory to prepare rows in together; that of the threads */
 } Work;
 
 static void attend_all(const Model *m, const Pass *p, const Layer *layer, int64_t l, const Work *w) {

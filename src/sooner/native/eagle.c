@@ -59,7 +59,7 @@ typedef struct {
     float *logits, *values; /* [reads, vocab], [reads, beams] */
     int64_t *ids;           /* [reads, beams] */
     int64_t inputs;         /* of the widest map */
-    char *rounded;          /* where each thread rounds rows by itself, if weights are whole numbers */
+    char *prepared;         /* where each thread prepares rows by itself */
 } State;
 
 static int64_t smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -110,7 +110,7 @@ static char *lay(const Head *e, const Job *j, State *s, char *at) {
     s->work.seen = TAKE(Seen, most * sizeof(Seen));
     s->inputs = larger_of(wide, widest_input(m));
     s->work.together = TAKE(char, prepared_bytes(&m->head, most, s->inputs));
-    s->rounded = TAKE(char, j->threads * prepared_bytes(&m->head, ALONE, s->inputs));
+    s->prepared = TAKE(char, j->threads * prepared_bytes(&m->head, ALONE, s->inputs));
     s->work.own = at;
     for (int64_t i = 0; j->scratch && i < j->requests; i++) { /* without it only the size is asked for */
         s->tree[i] = (Tree){.node = node};
@@ -308,7 +308,7 @@ void draft(const Head *e, const Job *j) {
     plan_true_slots(j, &s);
 #pragma omp parallel num_threads((int)j->threads)
     {
-        Room room = {s.rounded + omp_get_thread_num() * prepared_bytes(&e->body.head, ALONE, s.inputs), s.work.together, NULL};
+        Room room = {s.prepared + omp_get_thread_num() * prepared_bytes(&e->body.head, ALONE, s.inputs), s.work.together, NULL};
         fuse(e, j, &s.work, s.end, &room);
         while (s.first < s.end) {
             enter(e, &s, &room);

@@ -6,7 +6,7 @@ int64_t scratch_bytes(const Model *m, const Pass *p) {
     int64_t n = p->rows;
     return padded(n * m->hidden * 4) + padded(n * widest_row(m) * 4) + padded(n * m->hidden * sizeof(elem)) +
            padded(n * m->heads * m->dim * sizeof(elem)) * 2 + padded(n * m->inner * sizeof(elem)) +
-           padded(n * sizeof(Seen)) + whole_bytes(m, n) + p->threads * own_bytes(m, p);
+           padded(n * sizeof(Seen)) + room_bytes(m, n) + p->threads * own_bytes(m, p);
 }
 
 int64_t struct_bytes(int64_t which) {
@@ -16,7 +16,7 @@ int64_t struct_bytes(int64_t which) {
 /* A thread's own room. at: where the memory of the threads begins. */
 static Room own_room(const Model *m, const Pass *p, char *at, char *together) {
     char *own = at + omp_get_thread_num() * own_bytes(m, p) + scores_bytes(m, p) + padded(m->dim / PER_UNIT * L * 4);
-    return (Room){own, together, (uint32_t *)(own + whole_bytes(m, ALONE))};
+    return (Room){own, together, (uint32_t *)(own + room_bytes(m, ALONE))};
 }
 
 static void keep(const Model *m, const Pass *p, int64_t layer, int64_t from, int64_t to, const float *x) {
@@ -37,7 +37,7 @@ void run_pass(const Model *m, const Pass *p) {
     w.mixed = TAKE(elem, n * nq * sizeof(elem));
     w.inner = TAKE(elem, n * m->inner * sizeof(elem));
     w.seen = TAKE(Seen, n * sizeof(Seen));
-    w.together = TAKE(char, whole_bytes(m, n));
+    w.together = TAKE(char, room_bytes(m, n));
     w.own = at;
     see(p, 0, n, w.seen);
 #pragma omp parallel num_threads((int)p->threads)

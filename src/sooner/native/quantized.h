@@ -45,20 +45,6 @@ static inline vf larger(vf a, vf b) { return (vf)_mm256_max_ps((__m256)a, (__m25
 #else
 #define larger vmax
 #endif
-static inline float largest_of(vf x) {
-    float a[W];
-    memcpy(a, &x, sizeof a);
-    for (int half = W / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] = a[i + half] > a[i] ? a[i + half] : a[i];
-    return a[0];
-}
-static inline int32_t total_of(vi x) {
-    int32_t a[W];
-    memcpy(a, &x, sizeof a);
-    for (int half = W / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] += a[i + half];
-    return a[0];
-}
 static inline vf magnitude(vf x) { return (vf)((vi)x & 0x7fffffff); }
 static inline vi nearest(vf x) { return __builtin_convertvector((x + 12582912.0f) - 12582912.0f, vi); }
 

@@ -72,45 +72,51 @@ static inline void store(elem *p, vf x) { *(vf_u *)p = x; }
 static inline float widen(elem e) { return e; }
 #endif
 
-/* acc + products of a unit of weights, two of bfloat16 or one, with that of a row, the first before the second. Without
- * an instruction for both it takes PARTS steps, and rows are best widened before, when many panels are multiplied. */
+/* DOT: acc + products of a unit of weights, two of bfloat16 or one, with that of a row, the first before the second.
+ * Without an instruction for both it takes PARTS steps, and rows are best widened before, when many panels are multiplied. */
 #if BF16 && defined(__AVX512BF16__) && W == 16
 #define PARTS 1
-#define DOT(acc, w, x, part) ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(w), (__m512bh)(x)))
-#elif BF16
-#define PARTS 2
-#define DOT(acc, w, x, part) ((acc) + ONE_OF(w, part) * (vf)(x))
+#define TIMES(acc, w, x) ((vf)_mm512_dpbf16_ps((__m512)(acc), (__m512bh)(w), (__m512bh)(x)))
 #else
-#define PARTS 1
-#define DOT(acc, w, x, part) ((acc) + (vf)(w) * (vf)(x))
+#define PARTS (1 + BF16)
+#define TIMES(acc, w, x) ((acc) + (vf)(w) * (vf)(x))
 #endif
-#define ONE_OF(unit, part) ((vf)((part) ? (unit) & 0xffff0000u : (unit) << 16))
+#if PARTS == 2
+#define PART_OF(unit, part) ((part) ? (unit) & 0xffff0000u : (unit) << 16)
+#else
+#define PART_OF(unit, part) (unit)
+#endif
+#define DOT(acc, w, x, part) TIMES(acc, PART_OF(w, part), x)
 static inline vu everywhere(uint32_t x) { return (vu){0} + x; }
 /* What DOT takes of a unit that was not widened. */
 static inline vu unit_of(uint32_t x, int part) {
+    (void)part;
     vu all = everywhere(x);
-#if PARTS == 2
-#if defined(__AVX__) && W == 8 /* else gcc parts it before it spreads it, which takes three instructions more */
+#if PARTS == 2 && defined(__AVX__) && W == 8 /* else gcc parts it before it spreads it: three instructions more */
     __asm__("" : "+x"(all));
 #endif
-    return (vu)ONE_OF(all, part);
-#else
-    (void)part;
-    return all;
-#endif
+    return PART_OF(all, part);
 }
 
 static void narrow(const float *x, int64_t n, elem *out) {
     for (int64_t i = 0; i < n; i += W) store(out + i, *(const vf_u *)(x + i));
 }
 
-static inline float sum_of(vf x) {
-    float a[W];
-    memcpy(a, &x, sizeof a);
-    for (int half = W / 2; half; half /= 2)
-        for (int i = 0; i < half; i++) a[i] += a[i + half];
-    return a[0];
-}
+/* What all lanes come to, half of them with the other half until one is left. */
+#define FOLDED(name, vector, number, both)                                    \
+    static inline number name(vector x) {                                     \
+        number all[W];                                                        \
+        memcpy(all, &x, sizeof all);                                          \
+        for (int half = W / 2; half; half /= 2)                               \
+            for (int i = 0; i < half; i++) {                                  \
+                number a = all[i], b = all[i + half];                         \
+                all[i] = both;                                                \
+            }                                                                 \
+        return all[0];                                                        \
+    }
+FOLDED(sum_of, vf, float, a + b)
+FOLDED(total_of, vi, int32_t, a + b)
+FOLDED(largest_of, vf, float, b > a ? b : a)
 /* Bit i says whether lane i of a mask is set. */
 static inline uint32_t bits_of(vi mask) {
 #if defined(__AVX512F__) && W == 16
