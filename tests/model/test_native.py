@@ -182,6 +182,18 @@ def test_the_bits_of_a_row_are_the_same_in_passes_of_every_number_of_rows(dtype:
         assert torch.equal(model.forward(step, rows=step.law_rows).logits, right[:count]), count
 
 
+def test_a_product_of_bfloat16_is_exact_up_to_the_rounding_of_float32_sums() -> None:
+    """Where a processor multiplies no pairs of bfloat16 they are parted, and the rest of a part is no mantissa."""
+    module = made("llama", head_dim=32).to(torch.bfloat16)
+    model = native.NativeModel(copy.deepcopy(module))
+    model.lanes.open()
+    step = pack([Segment(0, 0, (1,), chain(list(range(2, 20))))])
+    out = model.forward(step, rows=step.law_rows, taps=(3,))  # the last one: what the head reads
+    assert out.features is not None
+    want = out.features.view(len(out.logits), -1).double() @ module.lm_head.weight.double().T
+    torch.testing.assert_close(out.logits.double(), want, atol=1e-5, rtol=1e-5)
+
+
 def test_logits_that_are_not_finite_stay_so() -> None:
     module = made("llama")
     with torch.no_grad():

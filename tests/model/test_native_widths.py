@@ -11,29 +11,17 @@ import ctypes
 import pytest
 
 from sooner.native import build
-from tests.model.test_native import (
-    _registered as _registered,
-)
-from tests.model.test_native import (
-    test_in_bfloat16_it_is_as_near_to_float32_as_the_transformers_model as test_bfloat16,
-)
-from tests.model.test_native import (
-    test_it_is_the_transformers_model as test_float32,
-)
-from tests.model.test_native import (
-    test_the_bits_of_a_row_are_the_same_in_passes_of_every_number_of_rows as test_bits,
-)
-from tests.model.test_native import (
-    test_weights_read_where_they_lie_give_the_bits_of_packed_ones as test_where_they_lie,
-)
-from tests.model.test_native_quantize import (
-    test_int4_is_near_the_model_with_the_weights_its_codes_stand_for as test_int4,
-)
-from tests.model.test_native_quantize import (
-    test_int8_is_the_model_with_the_weights_its_codes_stand_for as test_int8,
-)
+from tests.model import test_native as whole
+from tests.model import test_native_quantize as fewer
 
-__all__ = ["test_bfloat16", "test_bits", "test_float32", "test_int4", "test_int8", "test_where_they_lie"]
+_registered = whole._registered
+test_float32 = whole.test_it_is_the_transformers_model
+test_bfloat16 = whole.test_in_bfloat16_it_is_as_near_to_float32_as_the_transformers_model
+test_product = whole.test_a_product_of_bfloat16_is_exact_up_to_the_rounding_of_float32_sums
+test_bits = whole.test_the_bits_of_a_row_are_the_same_in_passes_of_every_number_of_rows
+test_where_they_lie = whole.test_weights_read_where_they_lie_give_the_bits_of_packed_ones
+test_int8 = fewer.test_int8_is_the_model_with_the_weights_its_codes_stand_for
+test_int4 = fewer.test_int4_is_near_the_model_with_the_weights_its_codes_stand_for
 
 
 @pytest.fixture(autouse=True, params=[(4, 16), (4, 32), (8, 16)], ids=lambda kind: "{} of {}".format(*kind))
