@@ -1,7 +1,7 @@
 """Is speculation ever slower than plain decoding? Workloads times load, plain, fixed and adaptive in one run.
 
     python benchmarks/never_slower.py --trace question.jsonl            # every cell
-    python benchmarks/never_slower.py --trace question.jsonl --quick    # four cells, within a minute
+    python benchmarks/never_slower.py --trace question.jsonl --quick    # four cells, in a minute or two
     python benchmarks/never_slower.py --merge part1.json part2.json --plot heat.png
 
 A cell is a workload at a number of requests at once. The requests of a batch begin together and are timed from
