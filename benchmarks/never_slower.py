@@ -1,7 +1,7 @@
 """Is speculation ever slower than plain decoding? Workloads times load, plain, fixed and adaptive in one run.
 
     python benchmarks/never_slower.py --trace question.jsonl            # every cell
-    python benchmarks/never_slower.py --trace question.jsonl --quick    # four cells, in a minute or two
+    python benchmarks/never_slower.py --trace question.jsonl --quick    # four cells, in a minute
     python benchmarks/never_slower.py --merge part1.json part2.json --plot heat.png
 
 A cell is a workload at a number of requests at once. The requests of a batch begin together and are timed from
@@ -19,7 +19,7 @@ the first turn takes no further turn.
 
 Drafters: `--draft` for text (default auto, with what comes with the package); scripted ones that are always wrong,
 always right, and wrong for half of `--max-tokens` and right from there on. k = 2, 4, 8 guesses a step, of the
-same drafter. Every text is compared with that of plain decoding, as far as it got.
+same drafter. Every text is compared with that of plain decoding in the same turn, as far as it got.
 Last line: JSON with worst_ratio (adaptive over plain, the worst cell), geomean_ratio, worst_best_ratio (adaptive
 over the best fixed setting), controller (its share of the time of adaptive's steps, of all cells together), equal.
 """
@@ -108,31 +108,51 @@ def _measure(options: argparse.Namespace) -> list[dict]:
     calibrate(target.model, passes)
     wanted = QUICK if options.quick else [(w, c) for w in options.workloads for c in options.concurrency]
     fixed = (4,) if options.quick else FIXED
+    batches: dict[str, dict[int, int]] = {}
+    for workload, level in wanted:
+        batches.setdefault(workload, {})[level] = 1 if options.quick else BATCHES.get(level, 2)
+    counts = {workload: max(n * level for level, n in of.items()) for workload, of in batches.items()}
+    scripted = max((counts[workload] for workload in SCRIPTED if workload in counts), default=0)
+    params = SamplingParams(max_tokens=ROOM * options.max_tokens, ignore_eos=True)
+    texts = plain_texts(target.model, _prompts(target, "random", scripted, options), params)
     cells = []
-    for workload in dict.fromkeys(w for w, _ in wanted):
-        levels = [c for w, c in wanted if w == workload]
-        counts = {level: level * (1 if options.quick else BATCHES.get(level, 2)) for level in levels}
-        prompts = _prompts(target, workload, max(counts.values()), options)
-        bench = Bench(target, workload, options, passes, fixed)
-        bench.learn(prompts)
-        for level in levels:
-            cells.append(bench.cell(prompts[: counts[level]], level, options.repeats))
+    for workload, of in batches.items():
+        prompts = _prompts(target, workload, counts[workload], options)
+        bench = Bench(target, workload, options, passes, fixed, texts)
+        for level, n in of.items():
+            cells.append(bench.cell(prompts[: n * level], level, options.repeats))
             print(json.dumps(cells[-1]), file=sys.stderr, flush=True)
     if options.out:
         options.out.write_text(json.dumps({"cells": cells, "machine": machine()}))
     return cells
 
 
+def plain_texts(model: Model, prompts: Sequence[Sequence[int]], params: SamplingParams) -> Texts:
+    """What plain decoding writes after each prompt: what the scripted drafters know."""
+    config = EngineConfig(max_requests=max(CONCURRENCY), step_rows=4096)
+    engine = Engine(model, NoDrafter(), FixedController(Budget.chain(0)), config=config)
+    requests = [engine.add(prompt, params) for prompt in prompts]
+    while engine.busy:
+        engine.step()
+    return {tuple(r.prompt): tuple(r.tokens[len(r.prompt) :]) for r in requests}
+
+
 class Bench:
-    """All settings on one workload, over one target."""
+    """All settings on one workload, over one target. texts: what scripted drafters know."""
 
     def __init__(
-        self, target: Loaded, workload: str, options: argparse.Namespace, passes: PassCost, fixed: Sequence[int]
+        self,
+        target: Loaded,
+        workload: str,
+        options: argparse.Namespace,
+        passes: PassCost,
+        fixed: Sequence[int],
+        texts: Texts,
     ) -> None:
         self.target, self.workload, self.options = target, workload, options
         self.share = options.max_tokens
         self.params = SamplingParams(max_tokens=ROOM * self.share, ignore_eos=True)
-        self.texts: Texts = {}
+        self.texts = texts
         costs = Costs()
         costs.passes = passes
         scripted = workload in SCRIPTED
@@ -157,14 +177,6 @@ class Bench:
         self.control_s += record.control_s
         self.step_s += record.step_s
 
-    def learn(self, prompts: Sequence[Sequence[int]]) -> None:
-        """Plain decoding of all prompts to their ends: the right texts."""
-        engine = self.engines(["plain"])["plain"]
-        requests = [engine.add(prompt, self.params) for prompt in prompts]
-        while engine.busy:
-            engine.step()
-        self.texts |= {tuple(r.prompt): tuple(r.tokens[len(r.prompt) :]) for r in requests}
-
     def cell(self, prompts: Sequence[Sequence[int]], level: int, repeats: int) -> dict:
         names = list(self.controllers)
         rates: dict[str, list[float]] = {name: [] for name in names}
@@ -174,12 +186,14 @@ class Bench:
             engines = self.engines(names)
             ran = {name: Ran() for name in names}
             for batch in _batches(prompts, level):
-                for name, (took, texts) in race(engines, batch, self.params, self.share).items():
+                raced = race(engines, batch, self.params, self.share)
+                right = raced["plain"][1]
+                for name, (took, texts) in raced.items():
                     ran[name].tokens += took.tokens
                     ran[name].seconds += took.seconds
-                    right = (self.texts[tuple(p)] for p in batch)
-                    equal += sum(own[: len(t)] == t for own, t in zip(right, texts, strict=True))
-                    compared += len(texts)
+                    if name != "plain":
+                        equal += sum(own[: len(t)] == t for own, t in zip(right, texts, strict=True))
+                        compared += len(texts)
             for name in names:
                 rates[name].append(ran[name].tokens / ran[name].seconds)
             best = max(found[-1] for found in rates.values())
@@ -230,7 +244,9 @@ class Ran:
 def race(
     engines: Mapping[str, Engine], prompts: Sequence[Sequence[int]], params: SamplingParams, share: int
 ) -> dict[str, tuple[Ran, list[tuple[int, ...]]]]:
-    """Each engine writes `share` tokens a prompt, in slices of time by turns; what it took, and the texts."""
+    """Each engine writes `share` tokens a prompt, in slices of time by turns; what it took, and the texts.
+
+    At last plain decoding goes on until it has written as much of each text as anybody."""
     requests = {name: [engine.add(prompt, params) for prompt in prompts] for name, engine in engines.items()}
     for name, engine in engines.items():
         while engine.busy and any(not request.written for request in requests[name]):
@@ -241,8 +257,12 @@ def race(
         for name, engine in engines.items():
             if _goes_on(name, ran[name], most):
                 _slice(engine, ran[name], enough)
-        if "plain" in ran and ran["plain"].over:
+        if ran["plain"].over:
             most = TWICE * ran["plain"].seconds
+    longest = [max(request.written for request in of) for of in zip(*requests.values(), strict=True)]
+    plain = engines["plain"]
+    while plain.busy and any(r.written < most for r, most in zip(requests["plain"], longest, strict=True)):
+        plain.step()
     return {name: (ran[name], _end(engine, requests[name])) for name, engine in engines.items()}
 
 
