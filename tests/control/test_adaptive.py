@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
+from random import Random
 from statistics import median, mode
 
 import pytest
@@ -356,3 +358,21 @@ def test_a_choice_that_holds_ends_when_one_of_them_reads_its_text_again() -> Non
         controller.budgets([View("r0", PROMPT, 9), again])
         assert controller._now is not None
         assert controller._now.load.rows == 1 + rows
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_rows_that_have_become_cheap_are_found_where_they_cost_what_they_brought(seed: int) -> None:
+    """Passes of eight rows get dearer, rows beyond them cheaper: as where memory is shared with neighbours."""
+    controller, machine = AdaptiveController(Budget.chain(16)), Machine(base=0.020, row=0.003, flat=8)
+    measured = Random(seed + 100)
+    for rows in 4 * (1, 2, 3, 4, 6, 8, 9, 12, 16, 17, 24, 32, 48, 64):
+        load = Load(rows, 1, PROMPT)
+        controller.costs.passes.observe(load, machine.seconds(load) * math.exp(measured.gauss(0, machine.noise)))
+    run = Simulation(controller, machine, [always(1.0)(i) for i in range(2)], seed).run(200)
+    assert mode(run.rows[-50:]) <= 12
+    run.machine = Machine(base=0.026, row=0.0022, flat=8)
+    run.run(100)
+    written, clock = run.written, run.clock
+    run.run(100)
+    best = max(fixed(k, always(1.0), 2, run.machine, 100) for k in (2, 4, 8, 16))
+    assert (run.written - written) / (run.clock - clock) >= 0.95 * best

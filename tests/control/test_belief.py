@@ -24,7 +24,7 @@ def offered(token: int) -> Guess:
 
 def survivals(beliefs: Beliefs, name: str, guess: Guess) -> list[float]:
     """The chance of each node."""
-    free = Prices(array("d", [0.0] * len(guess)), array("d", [0.0] * len(guess)), 1, 0.01, 100.0, 100.0, 1.0)
+    free = Prices(array("d", [0.0] * len(guess)), array("d", [0.0] * len(guess)), 1, 0.01, 100.0, 100.0, 0.0, 0.0)
     weighed, _ = beliefs.weigh([(name, guess)], 0.0, free)
     found = {node: -value for value, node in zip(weighed.values, weighed.nodes, strict=True)}
     return [found.get(node, 0.0) for node in range(len(guess))]
@@ -186,7 +186,7 @@ def random_prices(random: Random, most: int) -> Prices:
     alone = costs if random.random() < 0.5 else array("d", [0.7 * cost for cost in costs])
     ready = random.randint(1, 4)
     rate = ready / 0.01
-    return Prices(costs, alone, ready, 0.01, rate * random.uniform(1, 3), rate, 1.06)
+    return Prices(costs, alone, ready, 0.01, rate * random.uniform(1, 3), rate, 0.1, 0.05)
 
 
 def by_node(nodes: Nodes) -> dict[tuple[int, int], float]:

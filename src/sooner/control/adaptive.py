@@ -19,6 +19,7 @@ from sooner.control.cost import Asked, Costs
 from sooner.control.fixed import NOTHING, wished, wished_note
 from sooner.control.passes import Load
 from sooner.control.price import MARGIN, prices, worth_asking
+from sooner.control.probes import Probes
 from sooner.control.protocol import Guess, Note, StepRecord, Tried, View
 from sooner.control.questions import Questions
 from sooner.control.shapes import Shapes, levels
@@ -35,15 +36,10 @@ _DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there 
 _TOGETHER = 4
 _BREATH, _PAUSE = 3, 6  # steps: nobody is thought of while none is worth it; one is left alone after a question
 _PROBE_DEPTH = 4
-_DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
 _OFTEN = 5  # of passes with guesses, one in five; a number that has nothing to do with the other
 _WELL_KNOWN, _SELDOM = 100, 8  # measurements after which a cost is known well, and one pass in eight will do
 _KNOWN = 40  # measurements from which passes may be learnt from a few at once
 _NEGLIGIBLE = 0.02  # chances that are not looked at
-_DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
-_PLAIN_EVERY = 50  # passes with guesses before one goes without; four times as many when the gain is clear
-_PLAIN_FIRST = 4  # of those without, before it is known what they cost; every tenth until then
-_CLEAR = 1.2
 _FADE = 0.93  # of the speed-up seen, a step
 
 
@@ -59,7 +55,7 @@ class AdaptiveController:
         self._now: Now | None = None
         self._gain = 1.0  # speed-up over plain decoding, fading
         self.shapes = Shapes(limit.depth)
-        self._since_draft = self._since_plain = 0
+        self._probes = Probes(self.costs.passes)
         self._turn = self._due = 0
         self._curious = False  # whether somebody was asked who does not seem worth asking
         self._rest = 0  # the turn before which there is nothing to decide for those that are known
@@ -232,7 +228,8 @@ class AdaptiveController:
         most = sum(len(guess.tokens) for _, guess in offered)
         fixed = sum(len(guess.tokens) for guess in guesses) - most
         nodes, worth = self.beliefs.weigh(offered, _NEGLIGIBLE, prices(most, now, fixed, self.costs.passes))
-        count = self._probe(worth.nodes, len(nodes.values), drawn=any(guess.drawn for guess in guesses))
+        drawn = any(guess.drawn for guess in guesses)
+        count = self._probes.count(worth, len(nodes.values), now, self._gain, drawn)
         taken = nodes.first(count)
         kept: dict[int, list[int]] = {i: [] for i in free}
         for place, node in zip(taken.places, taken.nodes, strict=True):
@@ -246,30 +243,13 @@ class AdaptiveController:
 
     def _nothing(self, views: Sequence[View]) -> list[tuple[int, ...] | None]:
         """There was no answer, or no question."""
-        self._since_plain = 0
+        self._probes.saw(guesses=False)
         asked = self._now.asked if self._now is not None else {}
         for name in asked:
             self._worths.add(self._states[name], 0.0)
         if asked and self._now is not None:
             self.shapes.add(Guess(), (), self._now.depth)
         return [() if view.speculation == "auto" else None for view in views]
-
-    def _probe(self, count: int, offered: int, drawn: bool) -> int:
-        """At times the other thing, so that what rows cost and bring does not go stale."""
-        if not offered:
-            return 0
-        if not count:
-            self._since_draft += 1
-            if self._since_draft < (_DRAWN_EVERY if drawn else _DRAFT_EVERY):
-                return 0
-            self._since_draft = 0
-            return min(3, offered)
-        self._since_plain += 1
-        known = self.costs.passes.plain >= _PLAIN_FIRST
-        if self._since_plain < (10 if not known else _PLAIN_EVERY * (1 if self._gain < _CLEAR else 4)):
-            return count
-        self._since_plain = 0
-        return 0
 
     def _reckon(self, weighed: Weighed, now: Now) -> None:
         """What asking each request was worth."""
@@ -334,7 +314,7 @@ class AdaptiveController:
         seldom, passes = turn % _SELDOM == 0, self.costs.passes
         often = record.rows != now.load.rows and turn % _OFTEN == 0
         decoding = now.load.rows == now.ready or not passes.known  # rows of prompts are cheaper: no logits
-        if decoding and (seldom or often or passes.seen < _WELL_KNOWN or passes.little(record.rows)):
+        if decoding and (seldom or often or now.tries or passes.seen < _WELL_KNOWN or passes.little(record.rows)):
             passes.observe(load, spent)
         if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
             self._measure(record, now)
@@ -347,10 +327,7 @@ class AdaptiveController:
         if now.ready and now.plain_s > 0:
             self._plain_s += now.plain_s
             self._taken_s += total
-        if record.drafted:
-            self._since_draft = 0
-        else:
-            self._since_plain = 0
+        self._probes.saw(guesses=bool(record.drafted))
 
     def _measure(self, record: StepRecord, now: Now) -> None:
         """What drafting took. Who was not asked for long has to catch up: it counts only if it was quick."""

@@ -11,7 +11,11 @@ from sooner.control.passes import Load, PassCost
 from sooner.control.state import Now, Worth
 from sooner.native.belief import Prices
 
-MARGIN = 1.06  # by which a node has to be worth more than its row: of many, those look best that are overrated
+MARGIN = 1.06  # by which a whole choice has to be better than none: of many, those look best that are overrated
+# The same of a node and its row, times the chance that it is wrong: what is nearly sure can hardly be overrated,
+# and where rows cost what they bring, a chain of such nodes is followed to its end or not at all.
+DOUBT = 0.1
+NEAR = 0.05  # a choice that loses no more than this share of what is written is nearly as good
 
 
 def prices(most: int, now: Now, fixed: int, passes: PassCost) -> Prices:
@@ -21,19 +25,20 @@ def prices(most: int, now: Now, fixed: int, passes: PassCost) -> Prices:
     """
     costs = passes.further(_more(now.load, fixed), most)
     alone = costs if now.load == now.decode else passes.further(_more(now.decode, fixed), most)
-    return Prices(costs, alone, now.ready, now.decode_s, now.price, now.rate, MARGIN)
+    return Prices(costs, alone, now.ready, now.decode_s, now.price, now.rate, DOUBT, NEAR)
 
 
 def worth_their_rows(values: Sequence[float], prices: Prices) -> Worth:
-    """How many of the nodes are worth their rows. values: minus the chances, best first."""
+    """How many of the nodes are worth their rows, and how many nearly. values: minus the chances, best first."""
     price = max(min(prices.most, _best_ratio(values, prices)), prices.least)
-    best, count, gain, seconds, taken = 0.0, 0, 0.0, 0.0, 0.0
-    for n, (value, cost) in enumerate(zip(values, prices.costs, strict=False), 1):
-        seconds += cost
-        gain -= value + prices.margin * price * cost
-        if gain > best:
-            best, count, taken = gain, n, seconds
-    return Worth(count, price, taken)
+    seconds, gains = [0.0], [0.0]  # of the first 0, 1, 2, ... nodes
+    for value, cost in zip(values, prices.costs, strict=False):
+        seconds.append(seconds[-1] + cost)
+        gains.append(gains[-1] - value - (1 + prices.doubt * (1 + value)) * price * cost)
+    count = max(range(len(gains)), key=gains.__getitem__)
+    allowed = [prices.near * price * (prices.seconds + taken) for taken in seconds]
+    near = [n for n, gain in enumerate(gains) if n == count or gain >= gains[count] - allowed[n]]
+    return Worth(count, price, seconds[count], near[0], near[-1])
 
 
 def worth_asking(worths: Sequence[tuple[float | None, str]], one: float, two: float) -> list[str]:

@@ -84,7 +84,8 @@ class Worths:
 @dataclass(slots=True)
 class Now:
     """The pass in preparation. load: without guesses, plain_s its time; ready: requests that emit; decode(_s):
-    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens."""
+    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens; tries: more
+    or fewer nodes are verified than seem best, to see what rows cost now."""
 
     load: Load
     ready: int
@@ -96,6 +97,7 @@ class Now:
     asked: dict[str, int] = field(default_factory=dict)
     steady: bool = True
     depth: int = 0
+    tries: bool = False
 
 
 class Nodes(NamedTuple):
@@ -112,11 +114,14 @@ class Nodes(NamedTuple):
 
 
 class Worth(NamedTuple):
-    """nodes: how many are worth their rows, the best ones first; price: of a second; seconds: of their rows."""
+    """nodes: how many are worth their rows, the best ones first; price: of a second; seconds: of their rows; few,
+    far: how few and how many nodes are nearly as good a choice."""
 
     nodes: int
     price: float
     seconds: float
+    few: int
+    far: int
 
 
 class Weighed(NamedTuple):

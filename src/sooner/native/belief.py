@@ -41,8 +41,9 @@ class _Terms(Structure):
 
 class Prices(NamedTuple):
     """What nodes are weighed against: seconds of each row more, in this pass and in one without prompts; tokens
-    and seconds of that one without guesses; what a second is worth in tokens, at most and at least; by how much a
-    node has to be worth more than its row."""
+    and seconds of that one without guesses; what a second is worth in tokens, at most and at least; by what
+    share a node has to be worth more than its row, for each chance that it is wrong; what share of what is written
+    a choice may lose and still be nearly as good."""
 
     costs: array[float]
     alone: array[float]
@@ -50,15 +51,18 @@ class Prices(NamedTuple):
     seconds: float
     most: float
     least: float
-    margin: float
+    doubt: float
+    near: float
 
 
 class _Weighed(Structure):
     _fields_ = [
         ("price", c_double),
         ("seconds", c_double),
-        ("nodes", c_int64),
         ("worth", c_int64),
+        ("few", c_int64),
+        ("far", c_int64),
+        ("nodes", c_int64),
         ("value", c_void_p),
         ("where", c_void_p),
     ]
@@ -104,9 +108,9 @@ class BeliefsInC:
 
     def weigh(
         self, told: Told, most: int, floor: float, prices: Prices
-    ) -> tuple[tuple[array[float], array[int], array[int]], tuple[int, float, float]]:
-        """Of nodes that have a chance, best first: minus it, whose guess, which node; how many are worth their
-        rows, the price of a second, and the seconds of these rows. most: nodes told."""
+    ) -> tuple[tuple[array[float], array[int], array[int]], tuple[int, float, float, int, int]]:
+        """Of nodes that have a chance, best first: minus it, whose guess, which node; and what state.Worth holds.
+        most: nodes told."""
         found = self._weighed
         if most > len(self._value):
             self._value, self._where = _doubles(2 * most), array("q", bytes(32 * most))
@@ -118,7 +122,7 @@ class BeliefsInC:
             raise MemoryError(_NO_MEMORY)
         count, value, where = found.nodes, self._value, self._where
         nodes = value[:count], where[0 : 2 * count : 2], where[1 : 2 * count : 2]
-        return nodes, (found.worth, found.price, found.seconds)
+        return nodes, (found.worth, found.price, found.seconds, found.few, found.far)
 
     def learn(self, told: Told) -> list[int]:
         """Of each request how many guesses not verified were right, then whether one is still being compared."""
@@ -143,7 +147,7 @@ class BeliefsInC:
         self._library.beliefs_forget(self._at, request)
 
 
-_AGAINST = struct.Struct("=d2Q5d")
+_AGAINST = struct.Struct("=d2Q6d")
 _NO_MEMORY = "no memory to judge guesses by"
 
 

@@ -16,8 +16,8 @@ typedef struct {
 } Against;
 
 typedef struct {
-    double price, seconds;
-    int64_t nodes, worth; /* that have a chance; of which so many are worth their rows */
+    Choice choice;
+    int64_t nodes; /* that have a chance */
     double *value;
     int64_t *where;
 } Weighed;
@@ -26,6 +26,6 @@ typedef struct {
 int64_t control_weigh(Beliefs *b, int64_t count, const int64_t *at, const double *score, const Against *a, Weighed *w) {
     w->nodes = beliefs_weigh(b, count, at, score, a->floor, w->value, w->where);
     if (w->nodes < 0) return 0;
-    w->worth = price_worth(w->value, w->nodes, a->costs, a->alone, &a->plain, &w->price);
+    w->choice = price_worth(w->value, w->nodes, a->costs, a->alone, &a->plain);
     return 1;
 }

@@ -40,23 +40,38 @@ void price_rise(const Costs *c, int64_t rows, double line, double keys, int64_t 
 }
 
 typedef struct {
-    double ready, seconds, price, rate, margin; /* tokens and seconds of the pass without guesses; see worth_their_rows */
+    double ready, seconds, price, rate, doubt, near; /* tokens and seconds of the pass without guesses; see worth_their_rows */
 } Plain;
 
-/* How many of `count` nodes are worth their rows, the best first; told: the price of a second, seconds of their rows.
- * value: minus the chances; costs, alone: of each row, in this pass and in one without prompts. */
-int64_t price_worth(const double *value, int64_t count, const double *costs, const double *alone, const Plain *p,
-                    double *told) {
+/* What a node brings beside what its row takes. */
+static double node_gain(double value, double cost, double price, double doubt) {
+    return -value - (1 + doubt * (1 + value)) * price * cost;
+}
+
+typedef struct {
+    double price, seconds;     /* of a second; of the rows of those that are worth it */
+    int64_t worth, few, far;   /* nodes that are worth their rows; as few and as many as are nearly as good a choice */
+} Choice;
+
+/* How many of `count` nodes are worth their rows, the best first. value: minus the chances; costs, alone: of each row,
+ * in this pass and in one without prompts. */
+Choice price_worth(const double *value, int64_t count, const double *costs, const double *alone, const Plain *p) {
     double tokens = p->ready, seconds = p->seconds, ratio = tokens / seconds, best = 0, gain = 0, rows = 0;
-    int64_t worth = 0;
     for (int64_t i = 0; i < count; i++) {
         tokens -= value[i], seconds += alone[i];
         if (tokens > ratio * seconds) ratio = tokens / seconds;
     }
-    told[0] = fmax(fmin(p->price, ratio), p->rate), told[1] = 0;
+    Choice found = {.price = fmax(fmin(p->price, ratio), p->rate)};
     for (int64_t i = 0; i < count; i++) {
-        rows += costs[i], gain -= value[i] + p->margin * told[0] * costs[i];
-        if (gain > best) best = gain, worth = i + 1, told[1] = rows;
+        rows += costs[i], gain += node_gain(value[i], costs[i], found.price, p->doubt);
+        if (gain > best) best = gain, found.worth = i + 1, found.seconds = rows;
     }
-    return worth;
+    found.few = -1;
+    gain = rows = 0;
+    for (int64_t n = 0; n <= count; n++) {
+        if (n) rows += costs[n - 1], gain += node_gain(value[n - 1], costs[n - 1], found.price, p->doubt);
+        if (n != found.worth && gain < best - p->near * found.price * (p->seconds + rows)) continue;
+        found.few = found.few < 0 ? n : found.few, found.far = n;
+    }
+    return found;
 }
