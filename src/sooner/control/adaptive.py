@@ -36,8 +36,7 @@ _DECIDE_EVERY, _FEW = 4, 4  # steps a choice of depth is kept for, unless there 
 _TOGETHER = 4
 _BREATH, _PAUSE = 3, 6  # steps: nobody is thought of while none is worth it; one is left alone after a question
 _PROBE_DEPTH = 4
-_OFTEN = 5  # of passes with guesses, one in five; a number that has nothing to do with the other
-_WELL_KNOWN, _SELDOM = 100, 8  # measurements after which a cost is known well, and one pass in eight will do
+_WELL_KNOWN, _SELDOM = 100, 8  # measurements after which a cost is known well, and one call in eight will do
 _KNOWN = 40  # measurements from which passes may be learnt from a few at once
 _NEGLIGIBLE = 0.02  # chances that are not looked at
 _FADE = 0.93  # of the speed-up seen, a step
@@ -229,7 +228,7 @@ class AdaptiveController:
         fixed = sum(len(guess.tokens) for guess in guesses) - most
         nodes, worth = self.beliefs.weigh(offered, _NEGLIGIBLE, prices(most, now, fixed, self.costs.passes))
         drawn = any(guess.drawn for guess in guesses)
-        count = self._probes.count(worth, len(nodes.values), now, self._gain, drawn)
+        count = self._probes.count(worth, len(nodes.values), now.load.rows, self._gain, drawn)
         taken = nodes.first(count)
         kept: dict[int, list[int]] = {i: [] for i in free}
         for place, node in zip(taken.places, taken.nodes, strict=True):
@@ -312,9 +311,10 @@ class AdaptiveController:
         # All but what drafting, deciding and each new token take is a matter of rows and requests.
         spent = record.step_s - record.draft_s - record.control_s - record.write_s - record.settle_s
         seldom, passes = turn % _SELDOM == 0, self.costs.passes
-        often = record.rows != now.load.rows and turn % _OFTEN == 0
+        # With guesses all are measured: with few that were, rows that had become cheap stayed unknown.
+        guesses = record.rows != now.load.rows
         decoding = now.load.rows == now.ready or not passes.known  # rows of prompts are cheaper: no logits
-        if decoding and (seldom or often or now.tries or passes.seen < _WELL_KNOWN or passes.little(record.rows)):
+        if decoding and (seldom or guesses or passes.seen < _WELL_KNOWN or passes.little(record.rows)):
             passes.observe(load, spent)
         if now.asked and (self.costs.drafts.seen < _WELL_KNOWN or seldom):
             self._measure(record, now)

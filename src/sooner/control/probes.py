@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sooner.control.passes import PassCost
-from sooner.control.state import Now, Worth
+from sooner.control.state import Worth
 
 _DRAFT_EVERY = 40  # passes without a guess before a few are verified to see what rows cost
 _DRAWN_EVERY = 12  # the same where the text cannot say whether a guess would have been accepted
@@ -19,14 +19,13 @@ class Probes:
 
     def __init__(self, passes: PassCost) -> None:
         self._passes = passes
-        self._draft = self._plain = self._other = (
-            0  # passes since one with guesses, one without, one unlike others
-        )
-        self._more = False  # whether that one had more guesses
+        # Passes since one with guesses, one without, one with more or fewer than seemed best.
+        self._draft = self._plain = self._other = 0
+        self._more = False  # whether the last of these had more
 
-    def count(self, worth: Worth, offered: int, now: Now, gain: float, drawn: bool) -> int:
-        """How many of the nodes that were offered are verified, the best first. gain: the speed-up over plain
-        decoding; drawn: whether any were drawn at random."""
+    def count(self, worth: Worth, offered: int, rows: int, gain: float, drawn: bool) -> int:
+        """How many of the nodes that were offered are verified, the best first. rows: of the pass
+        without them; gain: the speed-up over plain decoding; drawn: whether any were drawn at random."""
         if not offered:
             return 0
         if not worth.nodes:
@@ -43,13 +42,12 @@ class Probes:
             return 0
         if self._other < _OTHER_EVERY:
             return worth.nodes
-        rows = now.load.rows
         more = worth.far + rows >= _OTHER * (worth.nodes + rows)
         fewer = worth.nodes + rows >= _OTHER * (worth.few + rows)
         if not more and not fewer:
             return worth.nodes
         self._more = more and not (fewer and self._more)
-        self._other, now.tries = 0, True
+        self._other = 0
         return worth.far if self._more else worth.few
 
     def saw(self, guesses: bool) -> None:

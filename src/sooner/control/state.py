@@ -84,8 +84,7 @@ class Worths:
 @dataclass(slots=True)
 class Now:
     """The pass in preparation. load: without guesses, plain_s its time; ready: requests that emit; decode(_s):
-    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens; tries: more
-    or fewer nodes are verified than seem best, to see what rows cost now."""
+    the same for them alone; rate: tokens a second of that; price: what a second is worth, in tokens."""
 
     load: Load
     ready: int
@@ -97,7 +96,6 @@ class Now:
     asked: dict[str, int] = field(default_factory=dict)
     steady: bool = True
     depth: int = 0
-    tries: bool = False
 
 
 class Nodes(NamedTuple):

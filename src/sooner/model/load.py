@@ -88,8 +88,8 @@ def load(
 ) -> Loaded:
     """Load a packaged model, a local folder or a hub id.
 
-    dtype: "auto" (bfloat16 where the machine computes with it or our own decoder in C does, else float32) or a
-        name in DTYPES.
+    dtype: "auto" (bfloat16 where the machine computes with it, and where our own decoder in C runs a model read
+        from safetensors; else float32) or a name in DTYPES.
     device: "auto" (the GPU if there is one), "cpu", "cuda", "cuda:1", ...
     runtime: "native" (our own decoder in C), "fused" (the same in torch), "hf" (transformers' modules), or "auto"
         (the first of these that serves the model here).
